@@ -1,0 +1,52 @@
+# Every target sets up what it needs; a second run starts at once. `make help` lists them.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint test-peers docs clean base check-python
+SHELL := /bin/bash
+VLLM_COUNT := .vllm-tests-run
+PYTEST_ARGS ?=
+
+# The first Python that is new enough and can make virtual environments.
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { command -v $$p; break; }; \
+	done)
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+check-python:
+	@test -n "$(PYTHON)" || { echo "steerlab needs Python 3.11 or newer with its venv and ensurepip modules." \
+	"Looked for python3, python3.13, python3.12 and python3.11 and found none that fits" \
+	"(on Debian and Ubuntu: apt install python3 python3-venv)." >&2; exit 1; }
+
+base: check-python
+	@"$(PYTHON)" scripts/setup.py base
+
+setup: check-python ## set up everything for development: .venv with test tools and vLLM, and the model
+	@"$(PYTHON)" scripts/setup.py test
+
+demo: base ## run a real steering experiment on a small model and write its report
+	@.venv/bin/steerlab demo
+
+test: setup ## run the whole test suite, vLLM tests included where vLLM can be installed
+	@rm -f $(VLLM_COUNT)
+	@STEERLAB_VLLM_COUNT_FILE=$(VLLM_COUNT) .venv/bin/python -m pytest $(PYTEST_ARGS); status=$$?; \
+	echo "vLLM tests run: $$(cat $(VLLM_COUNT) 2>/dev/null || echo 0)"; exit $$status
+
+lint: setup ## ruff, pyright, import-linter
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+
+test-peers: check-python ## compare scores with independent packages, in an environment of their own
+	@"$(PYTHON)" scripts/setup.py peers
+	STEERLAB_REQUIRE_PEERS=1 .venv-peers/bin/python -m pytest tests/peers -m peers -W default
+
+docs: check-python ## build the documentation into site/
+	@"$(PYTHON)" scripts/setup.py docs
+	.venv/bin/mkdocs build --strict
+
+clean: ## remove environments, builds and caches (not the prepared model)
+	rm -rf .venv .venv-peers build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache $(VLLM_COUNT)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

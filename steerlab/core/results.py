@@ -1,0 +1,261 @@
+"""What an engine returns: completions, scores and activations."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, overload
+
+import numpy as np
+
+from steerlab.core.errors import HookPointError, InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled continuation of one prompt.
+
+    Attributes:
+        text: the decoded continuation, special tokens left out; cut before a stop string if one ended it.
+        token_ids: the sampled ids; the EOS or the token that completed a stop string is the last one.
+        finish_reason: `eos`, `stop` (a stop string), `length`, or `error`.
+        prompt_index: which prompt it continues.
+        sample_index: which of the prompt's n samples it is.
+        token_log_probs: log p of each sampled token under the model's softmax, in nats.
+        token_log_qs: log q of each sampled token under the sampling policy, in nats (0 when greedy).
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["eos", "stop", "length", "error"]
+    prompt_index: int
+    sample_index: int
+    token_log_probs: list[float]
+    token_log_qs: list[float]
+
+    @property
+    def log_q(self) -> float:
+        """Log-probability of the whole completion under the sampling policy, in nats."""
+        return math.fsum(self.token_log_qs)
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability of the whole completion under the model, in nats."""
+        return math.fsum(self.token_log_probs)
+
+
+@dataclass(frozen=True)
+class Generations(Sequence[Completion]):
+    """Completions in order of prompt, then sample.
+
+    Attributes:
+        completions: the completions.
+        prompt_token_ids: the ids that were run for each prompt, BOS and chat template included.
+    """
+
+    completions: tuple[Completion, ...]
+    prompt_token_ids: tuple[tuple[int, ...], ...]
+
+    @overload
+    def __getitem__(self, index: int) -> Completion: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Completion]: ...
+    def __getitem__(self, index: int | slice) -> Completion | Sequence[Completion]:
+        return self.completions[index]
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+    def __iter__(self) -> Iterator[Completion]:
+        return iter(self.completions)
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of every completion."""
+        return [completion.text for completion in self.completions]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per completion: prompt_index, sample_index, text, num_tokens, finish_reason, log_prob, log_q."""
+        import pandas as pd
+
+        columns = ["prompt_index", "sample_index", "text", "num_tokens", "finish_reason", "log_prob", "log_q"]
+        rows = [
+            (c.prompt_index, c.sample_index, c.text, len(c.token_ids), c.finish_reason, c.log_prob, c.log_q)
+            for c in self.completions
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The exact log-probability of one target after one prompt.
+
+    Attributes:
+        prompt_index: which prompt.
+        target_index: which of the prompt's targets.
+        token_ids: the ids scored.
+        token_log_probs: log p of each, given all before it, in nats.
+        boundary: `clean`, or `merged` if the tokenizer joined prompt and target across the cut.
+    """
+
+    prompt_index: int
+    target_index: int
+    token_ids: tuple[int, ...]
+    token_log_probs: tuple[float, ...]
+    boundary: Literal["clean", "merged"]
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability of the whole target, in nats."""
+        return math.fsum(self.token_log_probs)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were scored."""
+        return len(self.token_ids)
+
+    @property
+    def mean_log_prob(self) -> float:
+        """Log-probability per token, in nats."""
+        return self.log_prob / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Exp of minus the mean log-probability: per token."""
+        return math.exp(-self.mean_log_prob)
+
+
+@dataclass(frozen=True)
+class Scores(Sequence[Score]):
+    """Scores in order of prompt, then target.
+
+    `scores[k]` is the k-th of them; `scores.log_prob` and its like are arrays over all, in the same order.
+    """
+
+    rows: tuple[Score, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> Score: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Score]: ...
+    def __getitem__(self, index: int | slice) -> Score | Sequence[Score]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Score]:
+        return iter(self.rows)
+
+    def of(self, prompt_index: int) -> list[Score]:
+        """The scores of one prompt, in order of its targets."""
+        return [row for row in self.rows if row.prompt_index == prompt_index]
+
+    @property
+    def log_prob(self) -> np.ndarray:
+        """Log-probability of each target, in nats, shape [pairs]."""
+        return np.array([row.log_prob for row in self.rows])
+
+    @property
+    def num_tokens(self) -> np.ndarray:
+        """Tokens scored in each target, shape [pairs]."""
+        return np.array([row.num_tokens for row in self.rows])
+
+    @property
+    def mean_log_prob(self) -> np.ndarray:
+        """Log-probability per token of each target, in nats, shape [pairs]."""
+        return np.array([row.mean_log_prob for row in self.rows])
+
+    @property
+    def perplexity(self) -> np.ndarray:
+        """Perplexity per token of each target, shape [pairs]."""
+        return np.array([row.perplexity for row in self.rows])
+
+    @property
+    def boundary(self) -> list[str]:
+        """`clean` or `merged`, per pair."""
+        return [row.boundary for row in self.rows]
+
+    @property
+    def token_ids(self) -> list[tuple[int, ...]]:
+        """The ids scored, per pair."""
+        return [row.token_ids for row in self.rows]
+
+    @property
+    def token_log_probs(self) -> list[tuple[float, ...]]:
+        """Log p of each scored token in nats, per pair."""
+        return [row.token_log_probs for row in self.rows]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per (prompt, target), with its indices, the four figures, and the boundary."""
+        import pandas as pd
+
+        columns = [
+            "prompt_index",
+            "target_index",
+            "log_prob",
+            "num_tokens",
+            "mean_log_prob",
+            "perplexity",
+            "boundary",
+        ]
+        return pd.DataFrame([[getattr(row, name) for name in columns] for row in self.rows], columns=columns)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Residual-stream activations read at chosen positions.
+
+    Attributes:
+        site: the site they were read at.
+        layers: the layers, in the order of `values`.
+        values: per layer, a float32 tensor on the CPU: [prompts, d_model] if pooled; else [positions, d_model], all
+            prompts one after the other (`of` cuts out one prompt).
+        positions: per prompt, the absolute positions that were read.
+        pool: how positions were pooled (`mean`, `last`), or None.
+        prompt_token_ids: the ids that were run for each prompt.
+    """
+
+    site: str
+    layers: tuple[int, ...]
+    values: tuple["Tensor", ...]
+    positions: tuple[tuple[int, ...], ...]
+    pool: str | None
+    prompt_token_ids: tuple[tuple[int, ...], ...] = field(repr=False)
+
+    def __getitem__(self, layer: int) -> "Tensor":
+        """The values of one layer.
+
+        Raises:
+            HookPointError: if that layer was not captured.
+        """
+        if layer not in self.layers:
+            raise HookPointError(f"Layer {layer} was not captured; captured layers: {list(self.layers)}.")
+        return self.values[self.layers.index(layer)]
+
+    def of(self, prompt_index: int, layer: int) -> "Tensor":
+        """One prompt's activations at one layer: [d_model] if pooled, else [positions, d_model]."""
+        if self.pool is not None:
+            return self[layer][prompt_index]
+        start = sum(len(row) for row in self.positions[:prompt_index])
+        return self[layer][start : start + len(self.positions[prompt_index])]
+
+    def stack(self) -> "Tensor":
+        """All layers as one tensor: [n_layers, prompts, d_model] if pooled, else [n_layers, positions, d_model]."""
+        import torch
+
+        return torch.stack(self.values)
+
+
+def check_pool(pool: str | None) -> str | None:
+    """The pooling itself, if it is None, `mean` or `last`.
+
+    Raises:
+        InputError: otherwise.
+    """
+    if pool not in (None, "mean", "last"):
+        raise InputError(f"pool is None, 'mean' or 'last', got {pool!r}.")
+    return pool

@@ -1,0 +1,41 @@
+"""Random draws keyed by what they belong to, so that they depend on nothing else."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from steerlab.core.errors import InputError
+
+SeedLike = int | Sequence[int]
+
+
+def row_key(seed: SeedLike, prompt_index: int, sample_index: int) -> tuple[int, int, int]:
+    """The key of one completion's draws.
+
+    An integer seed gives prompt i the key (seed, i, sample). A list holds one seed per prompt and gives it the key
+    (seed[i], 0, sample), so that a row keeps its draws whatever the batch around it: `generate([p], seed=s)` draws
+    what `generate([a, b, p], seed=[7, 8, s])` draws for its last prompt.
+    """
+    if isinstance(seed, Sequence):
+        return (int(seed[prompt_index]), 0, sample_index)
+    return (int(seed), prompt_index, sample_index)
+
+
+def check_seed(seed: SeedLike, n_prompts: int) -> SeedLike:
+    """The seed itself, if it is an integer ≥ 0 or one such integer per prompt.
+
+    Raises:
+        InputError: otherwise.
+    """
+    values = list(seed) if isinstance(seed, Sequence) and not isinstance(seed, str) else [seed]
+    if isinstance(seed, Sequence) and len(values) != n_prompts:
+        raise InputError(f"A list of seeds holds one per prompt: got {len(values)} seeds for {n_prompts} prompts.")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InputError(f"A seed is an integer ≥ 0, got {value!r}.")
+    return seed
+
+
+def uniforms(key: tuple[int, ...], n: int) -> np.ndarray:
+    """N float64 draws in [0, 1), a function of the key alone; the first draws do not depend on n."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(list(key)))).random(n)

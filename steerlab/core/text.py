@@ -1,0 +1,260 @@
+"""Prompts and targets as token ids: templates, the one BOS, and the boundary between prompt and target."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from steerlab.core.errors import PromptError, TargetError
+
+Message: TypeAlias = Mapping[str, str]
+PromptLike: TypeAlias = str | Sequence[Message] | Sequence[int]
+TargetLike: TypeAlias = str | Sequence[int]
+Boundary: TypeAlias = Literal["joint", "separate"]
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as the model sees it.
+
+    Attributes:
+        token_ids: the ids that are run, BOS included where there is one.
+        text: the text they came from, after the chat template; None when the caller gave ids.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str | None
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """A prompt and a target, cut into what is conditioned on and what is scored.
+
+    Attributes:
+        context_ids: ids that are conditioned on.
+        target_ids: ids that are scored, at least one.
+        boundary: `clean` if the context is exactly the prompt's ids; `merged` if the tokenizer joined characters
+            across the cut, so that scoring starts at the longest common token prefix.
+    """
+
+    context_ids: tuple[int, ...]
+    target_ids: tuple[int, ...]
+    boundary: Literal["clean", "merged"]
+
+
+def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """A list of prompts; a single prompt (text, one conversation, or one list of ids) becomes a list of one.
+
+    Raises:
+        PromptError: if there is none, or an element is not a prompt.
+    """
+    if is_single_prompt(prompts):
+        return [prompts if isinstance(prompts, str) else _as_list(prompts)]
+    found: list[Any] = _as_list(prompts)
+    if not found:
+        raise PromptError("There are no prompts; pass at least one.")
+    return [_check_prompt(item, index) for index, item in enumerate(found)]
+
+
+def is_single_prompt(prompts: PromptLike | Sequence[PromptLike]) -> bool:
+    """Whether this is one bare prompt (text, one conversation, or one list of ids) rather than a list of prompts."""
+    if isinstance(prompts, str):
+        return True
+    found = _as_list(prompts)
+    return bool(found) and (all(isinstance(item, Mapping) for item in found) or all(_is_id(item) for item in found))
+
+
+def as_targets(targets: Sequence[Any], n_prompts: int, single: bool) -> list[list[TargetLike]]:
+    """One list of targets per prompt.
+
+    Args:
+        targets: a list per prompt, of strings or lists of ids; for a single bare prompt also the list itself.
+        n_prompts: how many prompts there are.
+        single: whether the caller passed one bare prompt rather than a list.
+
+    Raises:
+        TargetError: if a list is missing or empty, or has the wrong nesting.
+    """
+    if isinstance(targets, str):
+        raise TargetError(f"targets is one list per prompt, e.g. [[{targets!r}]]; got the string {targets!r}.")
+    rows = [list(targets)] if single and not _is_nested(targets) else list(targets)
+    if len(rows) != n_prompts:
+        raise TargetError(f"There are {n_prompts} prompts and {len(rows)} lists of targets; pass one list per prompt.")
+    return [_check_row(row, index) for index, row in enumerate(rows)]
+
+
+def _is_nested(targets: Sequence[Any]) -> bool:
+    """Whether the elements are themselves lists of targets (and not targets)."""
+    return all(not isinstance(row, str) and not _is_ids(row) for row in targets)
+
+
+def _check_row(row: Any, index: int) -> list[TargetLike]:
+    if isinstance(row, str):
+        raise TargetError(
+            f"Prompt {index} has the string {row!r} where a list of targets belongs; write [{row!r}] for one target."
+        )
+    row = _as_list(row)
+    if not row:
+        raise TargetError(f"Prompt {index} has no targets; pass at least one.")
+    if all(_is_id(item) for item in row):
+        raise TargetError(
+            f"Prompt {index} has a list of ids where a list of targets belongs; write [{row}] for one target."
+        )
+    for target in row:
+        if not isinstance(target, str) and not _is_ids(target):
+            raise TargetError(f"A target is a string or a list of token ids; prompt {index} has {target!r}.")
+        if len(target) == 0:
+            raise TargetError(f"Prompt {index} has an empty target; pass text or ids to score.")
+    return row
+
+
+def _check_prompt(item: Any, index: int) -> PromptLike:
+    if isinstance(item, str):
+        return item
+    if hasattr(item, "tolist") or (isinstance(item, Sequence) and not isinstance(item, bytes)):
+        rows = _as_list(item)
+        if all(isinstance(row, Mapping) for row in rows) or all(_is_id(row) for row in rows):
+            return rows
+    raise PromptError(
+        f"Prompt {index} is neither a string, nor a list of chat messages, nor a list of token ids: {item!r:.80}."
+    )
+
+
+def _as_list(item: Any) -> list[Any]:
+    return item.tolist() if hasattr(item, "tolist") else list(item)
+
+
+def _is_id(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _is_ids(item: Any) -> bool:
+    if hasattr(item, "tolist"):
+        item = item.tolist()
+    return isinstance(item, Sequence) and not isinstance(item, str | bytes) and all(_is_id(i) for i in item)
+
+
+def encode_prompt(tokenizer: Any, prompt: PromptLike, *, chat: bool = False, d_vocab: int) -> EncodedPrompt:
+    """The ids of one prompt, with exactly one BOS where the tokenizer adds one.
+
+    A list of messages goes through the tokenizer's chat template; so does a string with `chat=True`, as one user turn.
+    A final assistant message is continued rather than closed. Ids are taken as they are.
+
+    Raises:
+        PromptError: for an empty prompt on a tokenizer without BOS, ids outside the vocabulary, messages without
+            `role` and `content`, or a tokenizer without a chat template.
+    """
+    if not isinstance(prompt, str) and all(_is_id(item) for item in prompt) and len(prompt) > 0:
+        return EncodedPrompt(_check_ids(prompt, d_vocab, PromptError, "prompt"), None)  # pyright: ignore[reportArgumentType]
+    if isinstance(prompt, str) and not chat:
+        return EncodedPrompt(_text_ids(tokenizer, prompt), prompt)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    text = render_chat(tokenizer, messages)  # pyright: ignore[reportArgumentType]
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return EncodedPrompt(_one_bos(ids, tokenizer.bos_token_id), text)
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """The text of a conversation, ready for the assistant's next words.
+
+    Raises:
+        PromptError: if a message lacks `role` or `content`, or the tokenizer has no chat template.
+    """
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise PromptError(f"A chat message needs 'role' and 'content', got {message!r:.80}.")
+    if not messages:
+        raise PromptError("The conversation is empty; pass at least one message.")
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise PromptError("This model's tokenizer has no chat template; pass plain text, and leave chat=False.")
+    continued = messages[-1]["role"] == "assistant"
+    return tokenizer.apply_chat_template(
+        [dict(message) for message in messages],
+        tokenize=False,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+    )
+
+
+def encode_pair(
+    tokenizer: Any, prompt: EncodedPrompt, target: TargetLike, *, boundary: Boundary = "joint", d_vocab: int
+) -> EncodedPair:
+    """Cuts prompt + target into context ids and target ids.
+
+    `joint` encodes both texts together, as the model would read them; if the cut between them is not a token boundary,
+    the target starts after the longest common token prefix and the result says `merged`. `separate` encodes each
+    alone. Ids, of prompt or target, always mean `separate`.
+
+    Raises:
+        TargetError: if the target gives no token of its own, or nothing is left to condition on and the model has no
+            BOS.
+    """
+    if boundary not in ("joint", "separate"):
+        raise TargetError(f"boundary is 'joint' or 'separate', got {boundary!r}.")
+    if not isinstance(target, str):
+        ids = _check_ids(_as_list(target), d_vocab, TargetError, "target")
+        return EncodedPair(prompt.token_ids, ids, "clean")
+    if boundary == "separate" or prompt.text is None:
+        ids = tuple(tokenizer(target, add_special_tokens=False)["input_ids"])
+        return EncodedPair(prompt.token_ids, _nonempty(ids, target), "clean")
+    return _joint_pair(tokenizer, prompt, prompt.text, target)
+
+
+def _joint_pair(tokenizer: Any, prompt: EncodedPrompt, text: str, target: str) -> EncodedPair:
+    joint = tuple(tokenizer(text + target, add_special_tokens=False)["input_ids"])
+    bos = prompt.token_ids[:1]
+    if joint[:1] != bos and bos == (tokenizer.bos_token_id,):
+        joint = bos + joint
+    cut = common_prefix_length(prompt.token_ids, joint)
+    clean = cut == len(prompt.token_ids)
+    target_ids = _nonempty(joint[cut:], target)
+    if cut == 0:
+        if tokenizer.bos_token_id is None:
+            raise TargetError(
+                f"The tokenizer merges {text!r} and {target!r} completely; nothing is left to condition on, and "
+                "the model has no BOS to start from; use boundary='separate', or a longer prompt."
+            )
+        return EncodedPair((tokenizer.bos_token_id,), target_ids, "merged")
+    return EncodedPair(joint[:cut], target_ids, "clean" if clean else "merged")
+
+
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading ids two sequences share."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
+
+
+def _text_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    bos = tokenizer.bos_token_id
+    if adds_bos(tokenizer) or (not ids and bos is not None):
+        ids = (bos, *ids)
+    if not ids:
+        raise PromptError("The prompt is empty, and this model has no BOS token to start from; pass some text.")
+    return _one_bos(ids, bos)
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts its BOS before plain text by default."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
+
+
+def _one_bos(ids: tuple[int, ...], bos: int | None) -> tuple[int, ...]:
+    while bos is not None and ids[:2] == (bos, bos):
+        ids = ids[1:]
+    return ids
+
+
+def _nonempty(ids: tuple[int, ...], target: str) -> tuple[int, ...]:
+    if not ids:
+        raise TargetError(f"The target {target!r} gives no token of its own after this prompt; nothing can be scored.")
+    return ids
+
+
+def _check_ids(ids: Sequence[int], d_vocab: int, error: type[Exception], what: str) -> tuple[int, ...]:
+    bad = [i for i in ids if not 0 <= i < d_vocab]
+    if bad:
+        raise error(f"A {what} holds token id {bad[0]}, outside the model's vocabulary of 0 to {d_vocab - 1}.")
+    return tuple(int(i) for i in ids)

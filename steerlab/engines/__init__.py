@@ -1,0 +1,1 @@
+"""Backends, each in its own folder, which alone imports the backend's library."""

@@ -1,0 +1,62 @@
+"""Hooks on a TransformerBridge that are ours alone: added once, removed always, and heard from."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import difflib
+
+from steerlab.core.errors import HookPointError
+
+HookFunction = Callable[..., Any]
+
+
+def find_hook_point(bridge: Any, name: str) -> Any:
+    """The bridge's hook point of this name; aliases lead to the one point they stand for.
+
+    Raises:
+        HookPointError: if the model has none, or it cannot fire as the model is set up; names the nearest ones.
+    """
+    point = bridge.hook_dict.get(name)
+    if point is None:
+        near = difflib.get_close_matches(name, list(bridge.hook_dict), n=3)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise HookPointError(f"The model has no hook point {name!r}.{hint}")
+    try:
+        bridge.check_hooks_to_add(point, name, lambda value, hook: None)
+    except Exception as error:
+        raise HookPointError(f"The hook point {name!r} cannot fire on this model: {error}") from error
+    return point
+
+
+@contextmanager
+def attached(bridge: Any, hooks: Sequence[tuple[str, HookFunction]]) -> Iterator[None]:
+    """Runs the body with forward hooks, called as `fn(value, hook=point)`, in the order given.
+
+    Hooks that were there before stay, also when the body raises; ours are gone either way.
+
+    Raises:
+        HookPointError: for an unknown hook point before the body runs, or after it for one that never fired.
+    """
+    points = [find_hook_point(bridge, name) for name, _ in hooks]
+    fired = [False] * len(hooks)
+
+    def listening(index: int, function: HookFunction) -> HookFunction:
+        def hook(value: Any, hook: Any) -> Any:
+            fired[index] = True
+            return function(value, hook=hook)
+
+        return hook
+
+    handles: list[tuple[Any, Any]] = []
+    try:
+        for index, (point, (_, function)) in enumerate(zip(points, hooks, strict=True)):
+            handles.append((point, point.add_hook(listening(index, function))))
+        yield
+    finally:
+        for point, handle in handles:
+            handle.hook.remove()
+            point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+    silent = [name for (name, _), heard in zip(hooks, fired, strict=True) if not heard]
+    if silent:
+        raise HookPointError(f"These hook points never fired on this model: {', '.join(sorted(set(silent)))}.")

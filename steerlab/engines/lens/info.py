@@ -1,0 +1,46 @@
+"""What model a TransformerBridge runs."""
+
+import hashlib
+from typing import Any
+
+import torch
+
+from steerlab.core.engine import ModelInfo
+from steerlab.core.hashing import HASH_LENGTH
+from steerlab.models import weights_hash
+
+
+def describe_model(bridge: Any, name: str | None, path: Any, revision: str | None) -> ModelInfo:
+    """Name, hashes and sizes of the model behind a bridge."""
+    config = bridge.original_model.config.get_text_config()
+    embedding = bridge.original_model.get_input_embeddings().weight
+    head = bridge.original_model.get_output_embeddings()
+    return ModelInfo(
+        name=name or str(bridge.cfg.model_name),
+        revision=revision,
+        weights_hash=weights_hash(path) if path is not None else parameters_hash(bridge.original_model),
+        weight_processing="compatibility_mode" if getattr(bridge, "compatibility_mode", False) else "none",
+        n_layers=int(bridge.cfg.n_layers),
+        d_model=int(bridge.cfg.d_model),
+        d_vocab=int(head.weight.shape[0]) if head is not None else int(embedding.shape[0]),
+        context_length=int(getattr(config, "max_position_embeddings", None) or bridge.cfg.n_ctx),
+        dtype=str(embedding.dtype).removeprefix("torch."),
+    )
+
+
+def parameters_hash(model: torch.nn.Module) -> str:
+    """Content hash of a model held in memory: names and bytes of all parameters."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:HASH_LENGTH]
+
+
+def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a text: of the tokenizer, the configuration and the generation configuration."""
+    found: set[int] = set()
+    for source in (tokenizer, model.config, getattr(model, "generation_config", None)):
+        ids = getattr(source, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return frozenset(found)

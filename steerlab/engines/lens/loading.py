@@ -1,0 +1,104 @@
+"""Loading a model as a LensEngine."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steerlab.core.errors import InputError
+from steerlab.engines.lens.engine import LensEngine
+from steerlab.models import resolve
+
+_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+
+
+def load(
+    model: "str | Path | Any",
+    dtype: "str | torch.dtype" = "float32",
+    device: "str | torch.device | None" = None,
+    n_devices: int = 1,
+    device_map: Any = None,
+    revision: str | None = None,
+    tokenizer: Any = None,
+    batch_tokens: int = 4096,
+) -> LensEngine:
+    """A model on TransformerLens, ready to generate, score and capture.
+
+    Args:
+        model: an alias (`smollm2-135m`), a model directory, a hub id, or a loaded TransformerBridge, which is used as
+            it is.
+        dtype: of weights and activations: `float32`, `bfloat16`, `float16` or `float64`.
+        device: where to put the model; by default the first GPU, else the CPU.
+        n_devices: spread the layers over this many GPUs.
+        device_map: or place them yourself, as in Hugging Face's `from_pretrained`.
+        revision: branch, tag or commit, for a hub id.
+        tokenizer: by default the model's own; for a loaded bridge, whose tokenizer TransformerLens has changed, it is read
+            again from where it came from.
+        batch_tokens: tokens per forward pass, padding included; lower it if memory is short.
+
+    Raises:
+        ModelNotFoundError: if there is no such model; says what to install or do.
+        InputError: for an unknown dtype, or placement stated twice.
+
+    Examples:
+        >>> engine = load("smollm2-135m")  # doctest: +SKIP
+    """
+    if not isinstance(model, str | Path):
+        return LensEngine(model, tokenizer or _tokenizer_of(model), batch_tokens=batch_tokens)
+    placement = _placement(device, n_devices, device_map)
+    found = resolve(model, revision=revision)
+    from transformer_lens.model_bridge import TransformerBridge
+
+    logging.getLogger("transformer_lens").setLevel(logging.ERROR)
+    bridge = TransformerBridge.boot_transformers(str(found.path), dtype=_dtype(dtype), **placement)
+    bridge.eval()
+    return LensEngine(
+        bridge,
+        tokenizer or _read_tokenizer(str(found.path)),
+        name=found.name,
+        path=found.path,
+        revision=found.revision,
+        batch_tokens=batch_tokens,
+    )
+
+
+def _read_tokenizer(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(source)
+
+
+def _tokenizer_of(bridge: Any) -> Any:
+    """A loaded bridge's tokenizer, as it was before TransformerLens changed it."""
+    changed = getattr(bridge, "tokenizer", None)
+    source = getattr(changed, "name_or_path", "")
+    if changed is None or not source:
+        raise InputError("The bridge has no tokenizer that can be read again; pass tokenizer=.")
+    try:
+        return _read_tokenizer(source)
+    except OSError as error:
+        raise InputError(f"The bridge's tokenizer cannot be read again from {source!r}; pass tokenizer=.") from error
+
+
+def _dtype(dtype: "str | torch.dtype") -> torch.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InputError(f"Unknown dtype {dtype!r}; use one of {', '.join(_DTYPES)}.")
+    return _DTYPES[name]
+
+
+def _placement(device: Any, n_devices: int, device_map: Any) -> dict[str, Any]:
+    stated = [device is not None, n_devices != 1, device_map is not None]
+    if sum(stated) > 1:
+        raise InputError("State the placement once: device, n_devices or device_map.")
+    if device_map is not None:
+        return {"device_map": device_map}
+    if isinstance(n_devices, bool) or not isinstance(n_devices, int) or n_devices < 1:
+        raise InputError(f"n_devices is an integer ≥ 1, got {n_devices!r}.")
+    if n_devices > 1:
+        available = torch.cuda.device_count()
+        if available < n_devices:
+            raise InputError(f"n_devices={n_devices}, but this machine has {available} GPUs that torch can use.")
+        return {"n_devices": n_devices}
+    return {"device": device or ("cuda" if torch.cuda.is_available() else "cpu")}

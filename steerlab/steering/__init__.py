@@ -1,0 +1,1 @@
+"""Steering vectors, plans and their operators, positions, extraction, files and receipts."""

@@ -1,0 +1,54 @@
+"""Which plan each prompt of a call gets."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from steerlab.core.engine import ModelInfo
+from steerlab.core.errors import PlanError
+from steerlab.steering.plan import Plan
+
+PlanArgument = Plan | None | Sequence[Plan | None]
+
+
+@dataclass(frozen=True)
+class AssignedPlan:
+    """A plan ready to run, and the hash of the plan the caller gave.
+
+    Attributes:
+        plan: checked against the model, doses resolved; without edits for the unsteered arm.
+        given_hash: hash of the plan as given; None for the unsteered arm.
+    """
+
+    plan: Plan
+    given_hash: str | None
+
+
+def assign_plans(
+    plan: PlanArgument, n_prompts: int, info: ModelInfo, median_norm: Callable[[int, str], float]
+) -> list[AssignedPlan]:
+    """One plan per prompt, from one for all or a list.
+
+    Raises:
+        PlanError: for a list of another length, or something that is not a plan.
+        HookPointError, VectorShapeError: for a plan that does not fit the model.
+    """
+    given = [plan] * n_prompts if plan is None or isinstance(plan, Plan) else list(plan)
+    if len(given) != n_prompts:
+        raise PlanError(f"A list of plans holds one per prompt: got {len(given)} plans for {n_prompts} prompts.")
+    ready: dict[str | None, AssignedPlan] = {}
+    for one in given:
+        if one is not None and not isinstance(one, Plan):
+            raise PlanError(f"plan takes a Plan, None, or a list of them, got {type(one).__name__}; wrap edits in Plan().")
+        key = None if one is None else one.hash
+        if key not in ready:
+            checked = Plan() if one is None else one.check(info).resolved(median_norm)
+            ready[key] = AssignedPlan(checked, key)
+    return [ready[None if one is None else one.hash] for one in given]
+
+
+def group_by_plan(assigned: Sequence[AssignedPlan]) -> list[tuple[AssignedPlan, list[int]]]:
+    """Prompt indices that share a plan, in order of first appearance."""
+    groups: dict[str | None, list[int]] = {}
+    for index, one in enumerate(assigned):
+        groups.setdefault(one.given_hash, []).append(index)
+    return [(assigned[indices[0]], indices) for indices in groups.values()]

@@ -1,0 +1,104 @@
+"""Vector files: safetensors, one tensor per hook point, every card in the metadata.
+
+Layout: each tensor is float32 `[d_model]`, named by its hook point (`blocks.14.hook_resid_post`). The metadata has one
+key, `steerlab`, whose value is JSON: `{"format": 1, "cards": {hook point: card}}`. Nothing in a file is executed.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+
+from steerlab.core.errors import HookPointError, VectorFileError, VectorShapeError, VectorValueError
+from steerlab.core.files import write_atomic
+from steerlab.core.hook_points import HookPoint
+from steerlab.steering.vectors import SteeringVector, VectorCard
+
+FORMAT = 1
+_KEY = "steerlab"
+_MAX_BYTES = 1 << 30
+_MAX_HEADER = 16 << 20
+
+
+def save_vectors(path: str | Path, vectors: Sequence[SteeringVector]) -> Path:
+    """Writes vectors at distinct hook points to one file, atomically. Equal vectors give equal bytes."""
+    names = [vector.hook_point.name for vector in vectors]
+    if not names or len(set(names)) < len(names):
+        raise VectorFileError(f"A file holds one vector per hook point, at least one; got {names}.")
+    cards = {vector.hook_point.name: vector.card.to_json() for vector in vectors}
+    header = json.dumps({"format": FORMAT, "cards": cards}, sort_keys=True, ensure_ascii=False)
+    tensors = {vector.hook_point.name: vector.values for vector in vectors}
+    return write_atomic(path, save_safetensors(tensors, metadata={_KEY: header}))
+
+
+def load_vectors(path: str | Path) -> list[SteeringVector]:
+    """Reads every vector of a file, in order of layer.
+
+    Raises:
+        VectorFileError: if the file is missing, not ours, damaged, or of a newer format.
+    """
+    data = _read(Path(path))
+    cards = _cards(data, path)
+    try:
+        tensors = load_safetensors(data)
+    except (SafetensorError, ValueError, RuntimeError, TypeError, KeyError) as error:
+        raise VectorFileError(f"{path} is damaged: {error}.") from error
+    if set(tensors) != set(cards) or not tensors:
+        raise VectorFileError(f"{path} is damaged: its tensors and its cards name different hook points.")
+    return sorted((_vector(path, n, t, cards[n]) for n, t in tensors.items()), key=lambda v: v.hook_point)
+
+
+def load_one_vector(path: str | Path) -> SteeringVector:
+    """Reads a file that holds one vector.
+
+    Raises:
+        VectorFileError: as `load_vectors`, or if the file holds several.
+    """
+    vectors = load_vectors(path)
+    if len(vectors) > 1:
+        raise VectorFileError(
+            f"{path} holds vectors for {len(vectors)} hook points; read it with VectorSet.load and choose a layer."
+        )
+    return vectors[0]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise VectorFileError(f"{path} is {size:,} bytes; a vector file is far smaller. Is it a model?")
+        return path.read_bytes()
+    except OSError as error:
+        raise VectorFileError(f"Cannot read the vector file {path}: {error.strerror or error}.") from error
+
+
+def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
+    """The cards in a file's header, before any tensor is touched."""
+    not_ours = VectorFileError(
+        f"{path} is not a steerlab vector file, or it is truncated; write one with SteeringVector.save."
+    )
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):
+        raise not_ours
+    try:
+        header = json.loads(data[8 : 8 + length])
+        stated = json.loads(header["__metadata__"][_KEY])
+        version, cards = stated["format"], dict(stated["cards"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise not_ours from error
+    if version != FORMAT:
+        raise VectorFileError(f"{path} has format {version!r}; this version reads format {FORMAT}. Update steerlab.")
+    return cards
+
+
+def _vector(path: str | Path, name: str, tensor: torch.Tensor, card: dict) -> SteeringVector:
+    if tensor.dtype != torch.float32:
+        raise VectorFileError(f"{path} holds {name} as {tensor.dtype}; the format states float32.")
+    try:
+        return SteeringVector(tensor, HookPoint.parse(name), VectorCard.from_json(card))
+    except (HookPointError, VectorShapeError, VectorValueError, AttributeError, TypeError) as error:
+        raise VectorFileError(f"{path} holds a vector that cannot be used: {error}") from error

@@ -1,0 +1,211 @@
+"""Plans: immutable lists of edits, identified by their content."""
+
+import base64
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from steerlab.core.engine import ModelInfo
+from steerlab.core.errors import PlanError, VectorShapeError
+from steerlab.core.hashing import content_hash
+from steerlab.core.hook_points import HookPoint
+from steerlab.steering import where as positions
+from steerlab.steering.edit import Edit
+from steerlab.steering.operators import operator_from_json
+from steerlab.steering.vectors import SteeringVector, VectorCard
+
+HookPairs = list[tuple[str, Callable[..., Any]]]
+
+
+class Plan:
+    """What is done to the stream: edits in order, immutable and hashable by content.
+
+    Edits at one hook point apply in the plan's order, each seeing the result of the one before. Two plans are equal if
+    their hashes are: vector values, operators, strengths, positions and order.
+
+    Args:
+        edits: made by `add`, `ablate`, `clamp`.
+
+    Raises:
+        PlanError: if an argument is not an edit.
+
+    Examples:
+        >>> v = SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
+        >>> from steerlab.steering.operators import add
+        >>> print(Plan(add(v, coef=2.0)))
+        add(coef=2) at blocks.1.hook_resid_post, last_prompt() | generated()
+    """
+
+    __slots__ = ("_hash", "edits")
+    edits: tuple[Edit, ...]
+
+    def __init__(self, *edits: Edit) -> None:
+        for edit in edits:
+            if not isinstance(edit, Edit):
+                raise PlanError(f"A plan is made of edits such as sl.add(v, dose=0.2), got {type(edit).__name__}.")
+            edit.vector.unit  # noqa: B018  a zero vector is refused here
+        object.__setattr__(self, "edits", tuple(edits))
+        object.__setattr__(self, "_hash", content_hash([edit.content() for edit in edits]))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"A plan is immutable; make another one instead of setting {name!r}.")
+
+    @property
+    def hash(self) -> str:
+        """Content hash: 16 hexadecimal digits."""
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self._hash)
+
+    def __len__(self) -> int:
+        return len(self.edits)
+
+    def __iter__(self) -> Iterator[Edit]:
+        return iter(self.edits)
+
+    def __add__(self, other: "Plan") -> "Plan":
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return Plan(*self.edits, *other.edits)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.edits)) or "(no edits)"
+
+    def __repr__(self) -> str:
+        return f"Plan({self.hash}: {'; '.join(map(str, self.edits))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Plan, self.edits)
+
+    @property
+    def hook_points(self) -> list[HookPoint]:
+        """Every hook point it touches, in order of first use."""
+        return list(dict.fromkeys(edit.hook_point for edit in self.edits))
+
+    def scaled(self, factor: float) -> "Plan":
+        """The plan h → h + factor·Δ(h); a factor of 0 is the unsteered model.
+
+        Raises:
+            PlanError: if the factor is not a finite number.
+        """
+        if isinstance(factor, bool) or not isinstance(factor, int | float | np.number) or not math.isfinite(factor):
+            raise PlanError(f"A plan is scaled by a finite number, got {factor!r}.")
+        return Plan(*(edit.scaled(float(factor)) for edit in self.edits))
+
+    def with_vectors(self, change: Callable[[SteeringVector], SteeringVector]) -> "Plan":
+        """The same edits along other vectors, e.g. a control's."""
+        return Plan(*(edit.with_vector(change(edit.vector)) for edit in self.edits))
+
+    def resolved(self, median_norm: Callable[[int, str], float]) -> "Plan":
+        """The plan with every dose tied to a median norm; edits that have one keep it.
+
+        Args:
+            median_norm: from layer and site to the stream's median norm, e.g. an engine's `median_norm`.
+        """
+        if not any(edit.needs_median_norm and edit.median_norm is None for edit in self.edits):
+            return self
+        return Plan(
+            *(
+                edit.with_median_norm(median_norm(edit.hook_point.layer, edit.hook_point.site))
+                if edit.needs_median_norm and edit.median_norm is None
+                else edit
+                for edit in self.edits
+            )
+        )
+
+    def check(self, info: ModelInfo) -> "Plan":
+        """The plan itself, if it fits a model; warns where a vector comes from elsewhere.
+
+        Raises:
+            HookPointError: for a layer that the model lacks.
+            VectorShapeError: for a vector of another width.
+        """
+        for edit in self.edits:
+            edit.hook_point.check(info.n_layers)
+            if edit.vector.d_model != info.d_model:
+                raise VectorShapeError(
+                    f"The vector for {edit.hook_point.name} has shape [{edit.vector.d_model}], the residual stream of "
+                    f"{info.name} has [{info.d_model}]; extract it on this model."
+                )
+            _warn_of_origin(edit.vector, info)
+        return self
+
+    def hooks(self, engine: Any) -> HookPairs:
+        """The plan as (hook name, function) pairs, for `run_with_cache` and the like.
+
+        The functions take each call as whole prompts of full length, without padding or cache: position t of the
+        activation is absolute position t, the prompt ends with it, and nothing counts as generated.
+
+        Args:
+            engine: the engine whose model the hooks will run on.
+        """
+        from steerlab.steering.run import whole_prompt_hooks
+
+        return whole_prompt_hooks(self.check(engine.info).resolved(engine.median_norm))
+
+    def to_json(self) -> str:
+        """Everything needed to rebuild the plan, vectors included, as JSON text."""
+        return json.dumps({"format": 1, "edits": [_edit_json(edit) for edit in self.edits]}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The plan that `to_json` wrote.
+
+        Raises:
+            PlanError: if the text is not such a plan.
+        """
+        try:
+            data = json.loads(text)
+            if data["format"] != 1:
+                raise PlanError(f"The plan has format {data['format']!r}; this version reads format 1.")
+            return cls(*(_edit_from_json(edit) for edit in data["edits"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"Not a plan written by Plan.to_json: {error}.") from error
+
+
+def _warn_of_origin(vector: SteeringVector, info: ModelInfo) -> None:
+    card = vector.card
+    found = []
+    if card.extracted_at is not None and card.extracted_at != vector.hook_point.name:
+        found.append(f"it was extracted at {card.extracted_at} and is applied at {vector.hook_point.name}")
+    if card.weights_hash is not None and card.weights_hash != info.weights_hash:
+        found.append(
+            f"it was made on {card.model} (weights {card.weights_hash}), not on {info.name}"
+        )
+    elif card.weights_hash is None and card.model is not None and card.model != info.name:
+        found.append(f"it was made on {card.model}, not {info.name}")
+    if card.weight_processing is not None and card.weight_processing != info.weight_processing:
+        found.append(f"its model had weight processing {card.weight_processing!r}, this one {info.weight_processing!r}")
+    if found:
+        warnings.warn(f"About {vector!r}: {'; '.join(found)}.", UserWarning, stacklevel=4)
+
+
+def _edit_json(edit: Edit) -> dict[str, Any]:
+    values = base64.b64encode(edit.vector.values.numpy().astype("<f4").tobytes()).decode()
+    return {
+        "operator": edit.operator.to_json(),
+        "where": edit.where.to_json(),
+        "scale": edit.scale,
+        "median_norm": edit.median_norm,
+        "vector": {"hook_point": edit.hook_point.name, "values": values, "card": edit.vector.card.to_json()},
+    }
+
+
+def _edit_from_json(data: dict[str, Any]) -> Edit:
+    stored = data["vector"]
+    values = torch.from_numpy(np.frombuffer(base64.b64decode(stored["values"], validate=True), dtype="<f4").copy())
+    vector = SteeringVector(values, HookPoint.parse(stored["hook_point"]), VectorCard.from_json(stored["card"]))
+    edit = Edit(operator_from_json(data["operator"]), vector, positions.from_json(data["where"]))
+    return replace(edit, scale=float(data["scale"]), median_norm=data["median_norm"], _directions={})

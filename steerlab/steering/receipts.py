@@ -1,0 +1,78 @@
+"""Receipts: what a plan really edited, counted inside the operator."""
+
+import math
+from dataclasses import dataclass
+
+from steerlab.core.errors import ReceiptError
+
+
+@dataclass(frozen=True)
+class EditReceipt:
+    """What one edit did to one row.
+
+    Attributes:
+        hook_point: name of the hook point.
+        layer: its layer.
+        operator: the operator with its strength, as text.
+        edited: tokens at which the operator acted.
+        expected: tokens that the plan implies.
+        mean_relative_change: mean over edited tokens of ‖Δh‖ / ‖h‖; NaN if there were none.
+    """
+
+    hook_point: str
+    layer: int
+    operator: str
+    edited: int
+    expected: int
+    mean_relative_change: float
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a plan did to one row (one completion, one prompt-target pair, or one captured prompt).
+
+    The last token of a row drives nothing, hence is never run nor counted: the last sampled token, the last target
+    token.
+
+    Attributes:
+        prompt_index: which prompt.
+        row_index: which row of the call's result.
+        plan_hash: hash of the plan as the caller gave it; None for the unsteered arm.
+        edits: one entry per edit of the plan, in its order.
+    """
+
+    prompt_index: int
+    row_index: int
+    plan_hash: str | None
+    edits: tuple[EditReceipt, ...] = ()
+
+    @property
+    def edited(self) -> int:
+        """Edits over all layers."""
+        return sum(edit.edited for edit in self.edits)
+
+    @property
+    def expected(self) -> int:
+        """Edits implied by the plan over all layers."""
+        return sum(edit.expected for edit in self.edits)
+
+    @property
+    def mean_relative_change(self) -> float:
+        """Mean ‖Δh‖ / ‖h‖ over all edits; NaN without any."""
+        if self.edited == 0:
+            return math.nan
+        return math.fsum(e.mean_relative_change * e.edited for e in self.edits if e.edited) / self.edited
+
+    def check(self) -> "Receipt":
+        """The receipt itself, if the plan edited exactly what it implies.
+
+        Raises:
+            ReceiptError: otherwise, naming hook point, expected and actual count.
+        """
+        for edit in self.edits:
+            if edit.edited != edit.expected:
+                raise ReceiptError(
+                    f"Row {self.row_index}: {edit.operator} at {edit.hook_point} should edit {edit.expected} tokens "
+                    f"and edited {edit.edited}. The result cannot be trusted; another hook may skip or repeat this layer."
+                )
+        return self

@@ -1,0 +1,151 @@
+"""Carrying out a plan: the one reference implementation of steering, on plain tensors.
+
+An engine makes a `PlanRun` for a batch of rows, tells it before each forward pass which tokens the pass holds
+(`begin`), and calls `edit` at each hook point the plan touches. The run counts what it did, for the receipts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from steerlab.core.errors import ReceiptError
+from steerlab.core.hook_points import HookPoint
+from steerlab.steering.edit import Edit
+from steerlab.steering.plan import Plan
+from steerlab.steering.receipts import EditReceipt, Receipt
+from steerlab.steering.where import RowPositions, Where
+
+
+class PlanRun:
+    """A plan at work on a batch of rows.
+
+    Args:
+        plan: a plan whose doses are resolved.
+        n_rows: rows of the batch.
+    """
+
+    def __init__(self, plan: Plan, n_rows: int) -> None:
+        self.plan = plan
+        self.n_rows = n_rows
+        self._rows: RowPositions | None = None
+        self._masks: dict[tuple[Where, torch.device], Bool[Tensor, "batch pos"]] = {}
+        self._edited: list[Tensor] = [torch.zeros(n_rows, dtype=torch.long) for _ in plan]
+        self._changes: list[Tensor] = [torch.zeros(n_rows) for _ in plan]
+
+    @property
+    def hook_points(self) -> list[HookPoint]:
+        """Where `edit` must be called in every pass."""
+        return self.plan.hook_points
+
+    def begin(self, rows: RowPositions) -> None:
+        """States which tokens the coming pass holds."""
+        self._rows = rows
+        self._masks = {}
+
+    def edit(self, point: HookPoint, h: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """The stream at a hook point after this plan's edits there, in its own dtype and on its own device."""
+        if self._rows is None:
+            raise ReceiptError("A plan's hook ran outside a pass; call begin first.")
+        if h.shape[:2] != self._rows.positions.shape:
+            raise ReceiptError(
+                f"The stream at {point.name} has {tuple(h.shape[:2])} rows × positions, the pass was stated to have "
+                f"{tuple(self._rows.positions.shape)}."
+            )
+        for index, edit in enumerate(self.plan):
+            if edit.hook_point == point:
+                h = self._apply(index, edit, h)
+        return h
+
+    def _apply(self, index: int, edit: Edit, h: Tensor) -> Tensor:
+        mask = self._mask(edit.where, h.device)
+        wide = h.to(torch.float32)
+        delta = edit.delta(wide)
+        steered = torch.where(mask[..., None], h + delta.to(h.dtype), h)
+        change = delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        self._edited[index] = self._edited[index].to(h.device) + mask.sum(dim=-1)
+        self._changes[index] = self._changes[index].to(h.device) + (change.detach() * mask).sum(dim=-1)
+        return steered
+
+    def _mask(self, where: Where, device: torch.device) -> Tensor:
+        assert self._rows is not None
+        key = (where, device)
+        if key not in self._masks:
+            self._masks[key] = where.resolve(self._rows).to(device)
+        return self._masks[key]
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """Edited tokens and summed ‖Δh‖/‖h‖ so far, each [edits, rows], on the CPU."""
+        if not len(self.plan):
+            return torch.zeros(0, self.n_rows, dtype=torch.long), torch.zeros(0, self.n_rows)
+        return torch.stack([e.cpu() for e in self._edited]), torch.stack([c.cpu() for c in self._changes])
+
+    def continued(self, rows_of: Sequence[int]) -> "PlanRun":
+        """A run for other rows that inherit the counts of this one's rows, e.g. targets that share a prompt's cache.
+
+        Args:
+            rows_of: for each new row, the row of this run it continues.
+        """
+        later = PlanRun(self.plan, len(rows_of))
+        index = torch.tensor(list(rows_of), dtype=torch.long)
+        edited, changes = self.counts()
+        later._edited = [row[index] for row in edited]
+        later._changes = [row[index] for row in changes]
+        return later
+
+    def receipts(
+        self,
+        *,
+        lengths: Sequence[int],
+        prompt_lens: Sequence[int],
+        prompt_indices: Sequence[int],
+        row_indices: Sequence[int],
+        plan_hash: str | None,
+    ) -> list[Receipt]:
+        """Checked receipts, one per row.
+
+        Args:
+            lengths: tokens of each row that were run.
+            prompt_lens: prompt length of each row.
+            prompt_indices: the caller's prompt of each row.
+            row_indices: the row's place in the call's result.
+            plan_hash: of the plan as given.
+
+        Raises:
+            ReceiptError: if an edit reached other positions than the plan implies.
+        """
+        edited, changes = self.counts()
+        rows = RowPositions.of_rows(list(lengths), list(prompt_lens))
+        expected = [edit.where.resolve(rows).sum(dim=-1) for edit in self.plan]
+        made = []
+        for row in range(self.n_rows):
+            entries = tuple(
+                EditReceipt(
+                    hook_point=edit.hook_point.name,
+                    layer=edit.hook_point.layer,
+                    operator=str(edit.operator),
+                    edited=int(edited[k, row]),
+                    expected=int(expected[k][row]),
+                    mean_relative_change=float(changes[k, row] / edited[k, row]) if edited[k, row] else float("nan"),
+                )
+                for k, edit in enumerate(self.plan)
+            )
+            made.append(Receipt(prompt_indices[row], row_indices[row], plan_hash, entries).check())
+        return made
+
+
+def whole_prompt_hooks(plan: Plan) -> list[tuple[str, Callable[..., Any]]]:
+    """(hook name, function) pairs that treat each call as whole prompts without padding or cache."""
+
+    def hook_for(point: HookPoint) -> Callable[..., Any]:
+        def hook(value: Tensor, hook: Any = None) -> Tensor:
+            n_rows, n_pos = value.shape[:2]
+            run = PlanRun(plan, n_rows)
+            run.begin(RowPositions.of_rows([n_pos] * n_rows, [n_pos] * n_rows, value.device))
+            return run.edit(point, value)
+
+        return hook
+
+    return [(point.name, hook_for(point)) for point in plan.hook_points]

