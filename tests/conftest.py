@@ -1,17 +1,22 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 
+import jaxtyping
 import pytest
-from jaxtyping import install_import_hook
 
 # Before anything imports steerlab: check shapes and types of every call in the tests.
-install_import_hook(["steerlab.measures", "steerlab.steering"], "beartype.beartype")
+jaxtyping.install_import_hook(["steerlab.measures", "steerlab.steering"], "tests.checked")
 
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from steerlab.engines.lens import LensEngine
 
 settings.register_profile("steerlab", deadline=None, derandomize=True)  # torch's first call is slow; CI must repeat
 settings.load_profile("steerlab")
@@ -46,6 +51,42 @@ def tiny_gpt2_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny_models import build_tiny_gpt2
 
     return build_tiny_gpt2(tmp_path_factory.mktemp("tiny") / "gpt2")
+
+
+@pytest.fixture(scope="session")
+def lens_engine(smollm2_path: Path) -> Iterator["LensEngine"]:
+    """The real small model on TransformerLens."""
+    yield from _engine(smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_engine(tiny_llama_path: Path) -> Iterator["LensEngine"]:
+    """The tiny Llama on TransformerLens."""
+    yield from _engine(tiny_llama_path)
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2_engine(tiny_gpt2_path: Path) -> Iterator["LensEngine"]:
+    """The tiny GPT-2 on TransformerLens."""
+    yield from _engine(tiny_gpt2_path)
+
+
+def _engine(path: Path) -> Iterator["LensEngine"]:
+    from steerlab.engines.lens import load
+
+    with load(path, device="cpu") as engine:
+        yield engine
+
+
+# --- what the type checks would catch first -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """Lets wrong types through to our own validation, as in a user's process."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- how many vLLM tests really ran -------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ PUBLIC = """
 Activations BackendMissingError Completion ContextLengthError ContrastPairs Controls DataError Effect Engine Experiment
 Generations HookPointError InputError LensEngine ModelNotFoundError Perplexity Plan PlanError PolicyError PromptError
 Receipt ReceiptError RunError SamplingPolicy Scores SteeringVector SteerlabError TargetError Targets VectorFileError
-VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp create_steering_hook
-extract generate_steered_response hooked_generate load perplexity where
+VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp
+extract load perplexity where
 """.split()
 
 

@@ -47,7 +47,10 @@ class Engine(Protocol):
     arm, and a list of plans (or None) holds one per prompt. `receipts` tells what the last call's plans really edited.
     """
 
-    receipts: Sequence[Any]
+    @property
+    def receipts(self) -> Sequence[Any]:
+        """What the last call's plans edited, one per row of its result."""
+        ...
 
     @property
     def info(self) -> ModelInfo:

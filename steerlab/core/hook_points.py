@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -105,7 +106,7 @@ def resolve_layers(layers: "str | int | range | list[int] | tuple[int, ...]", n_
     """
     if layers == "all":
         return list(range(n_layers))
-    if isinstance(layers, str):
+    if isinstance(layers, str) or not isinstance(layers, int | Iterable):
         raise HookPointError(f"layers is 'all', an index or a list of indices, got {layers!r}.")
     wanted = [layers] if isinstance(layers, int) else list(layers)
     resolved = [resolve_layer(layer, n_layers) for layer in wanted]

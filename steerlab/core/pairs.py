@@ -10,7 +10,7 @@ import numpy as np
 
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
-from steerlab.core.records import field, read_jsonl
+from steerlab.core.records import field, prompt_field, read_jsonl
 from steerlab.core.text import PromptLike
 
 
@@ -90,8 +90,8 @@ class ContrastPairs:
             raise DataError(f"{path} holds no contrast pairs" + (f" with split {split!r}." if split else "."))
         groups = None if group is None else [str(field(row, group, place)) for place, row in rows]
         return cls.from_lists(
-            [field(row, positive, place) for place, row in rows],
-            [field(row, negative, place) for place, row in rows],
+            [prompt_field(row, positive, place) for place, row in rows],
+            [prompt_field(row, negative, place) for place, row in rows],
             groups,
         )
 

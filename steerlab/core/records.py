@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from steerlab.core.errors import DataError
+from steerlab.core.text import PromptLike, TargetLike, is_prompt, is_target
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -16,10 +17,10 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"Cannot read {path}: {error}.") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         place = f"{path}:{number}"
@@ -41,4 +42,28 @@ def field(row: dict[str, Any], key: str, place: str) -> Any:
     value = row.get(key)
     if value is None or value == "" or value == []:
         raise DataError(f"{place} has no {key!r}; its keys are {', '.join(sorted(row)) or 'none'}.")
+    return value
+
+
+def prompt_field(row: dict[str, Any], key: str, place: str) -> PromptLike:
+    """The prompt at `key`.
+
+    Raises:
+        DataError: if it is missing, empty, or neither text, chat messages nor token ids.
+    """
+    value = field(row, key, place)
+    if not is_prompt(value):
+        raise DataError(f"{place}: {key!r} is neither text, nor chat messages, nor token ids: {value!r:.80}.")
+    return value
+
+
+def target_field(row: dict[str, Any], key: str, place: str) -> TargetLike:
+    """The target at `key`.
+
+    Raises:
+        DataError: if it is missing, empty, or neither text nor token ids.
+    """
+    value = field(row, key, place)
+    if not is_target(value):
+        raise DataError(f"{place}: {key!r} is neither text nor token ids: {value!r:.80}.")
     return value

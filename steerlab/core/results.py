@@ -124,8 +124,8 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Exp of minus the mean log-probability: per token."""
-        return math.exp(-self.mean_log_prob)
+        """Exp of minus the mean log-probability: per token; infinite past the largest float."""
+        return exp_or_inf(-self.mean_log_prob)
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,14 @@ class Activations:
         import torch
 
         return torch.stack(self.values)
+
+
+def exp_or_inf(value: float) -> float:
+    """The exponential, infinite where a float cannot hold it."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def check_pool(pool: str | None) -> str | None:

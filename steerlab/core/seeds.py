@@ -38,4 +38,4 @@ def check_seed(seed: SeedLike, n_prompts: int) -> SeedLike:
 
 def uniforms(key: tuple[int, ...], n: int) -> np.ndarray:
     """N float64 draws in [0, 1), a function of the key alone; the first draws do not depend on n."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(list(key)))).random(n)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key[0], spawn_key=key[1:]))).random(n)

@@ -8,7 +8,7 @@ from typing import Any
 
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
-from steerlab.core.records import field, read_jsonl
+from steerlab.core.records import field, prompt_field, read_jsonl, target_field
 from steerlab.core.text import PromptLike, TargetLike
 
 
@@ -94,11 +94,12 @@ class Targets:
     def _from_places(cls, rows: Iterable[tuple[str, dict[str, Any]]]) -> "Targets":
         sides: dict[tuple[str, str], tuple[PromptLike, str, dict[int, list[TargetLike]]]] = {}
         for place, row in rows:
-            prompt, target, label = field(row, "prompt", place), field(row, "target", place), field(row, "label", place)
+            prompt, target = prompt_field(row, "prompt", place), target_field(row, "target", place)
+            label = field(row, "label", place)
             if isinstance(label, bool) or label not in (1, -1):
                 raise DataError(f"{place} has label {label!r}; a label is 1 or -1.")
             name = prompt if isinstance(prompt, str) else json.dumps(prompt)
-            group = str(row.get("group") or name)
+            group = name if row.get("group") in (None, "") else str(row["group"])
             item = sides.setdefault((name, group), (prompt, group, {1: [], -1: []}))
             item[2][int(label)].append(target)
         return cls(

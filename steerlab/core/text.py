@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from jinja2 import TemplateError
+
 from steerlab.core.errors import PromptError, TargetError
 
 Message: TypeAlias = Mapping[str, str]
@@ -100,7 +102,7 @@ def _check_row(row: Any, index: int) -> list[TargetLike]:
             f"Prompt {index} has a list of ids where a list of targets belongs; write [{row}] for one target."
         )
     for target in row:
-        if not isinstance(target, str) and not _is_ids(target):
+        if not is_target(target):
             raise TargetError(f"A target is a string or a list of token ids; prompt {index} has {target!r}.")
         if len(target) == 0:
             raise TargetError(f"Prompt {index} has an empty target; pass text or ids to score.")
@@ -108,15 +110,23 @@ def _check_row(row: Any, index: int) -> list[TargetLike]:
 
 
 def _check_prompt(item: Any, index: int) -> PromptLike:
-    if isinstance(item, str):
-        return item
-    if hasattr(item, "tolist") or (isinstance(item, Sequence) and not isinstance(item, bytes)):
-        rows = _as_list(item)
-        if all(isinstance(row, Mapping) for row in rows) or all(_is_id(row) for row in rows):
-            return rows
-    raise PromptError(
-        f"Prompt {index} is neither a string, nor a list of chat messages, nor a list of token ids: {item!r:.80}."
-    )
+    if not is_prompt(item):
+        raise PromptError(
+            f"Prompt {index} is neither a string, nor a list of chat messages, nor a list of token ids: {item!r:.80}."
+        )
+    return item if isinstance(item, str) else _as_list(item)
+
+
+def is_prompt(item: Any) -> bool:
+    """Whether this is text, a list of chat messages, or token ids; it may be empty."""
+    if isinstance(item, Sequence) and not isinstance(item, str | bytes) and all(isinstance(m, Mapping) for m in item):
+        return True
+    return is_target(item)
+
+
+def is_target(item: Any) -> bool:
+    """Whether this is text or token ids; it may be empty."""
+    return isinstance(item, str) or _is_ids(item)
 
 
 def _as_list(item: Any) -> list[Any]:
@@ -157,7 +167,8 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
     """The text of a conversation, ready for the assistant's next words.
 
     Raises:
-        PromptError: if a message lacks `role` or `content`, or the tokenizer has no chat template.
+        PromptError: if a message lacks `role` or `content`, the tokenizer has no chat template, or the template
+            refuses the conversation (e.g. two user turns in a row).
     """
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
@@ -167,12 +178,15 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
     if getattr(tokenizer, "chat_template", None) is None:
         raise PromptError("This model's tokenizer has no chat template; pass plain text, and leave chat=False.")
     continued = messages[-1]["role"] == "assistant"
-    return tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        tokenize=False,
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
-    )
+    try:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=not continued,
+            continue_final_message=continued,
+        )
+    except (TemplateError, ValueError) as error:
+        raise PromptError(f"The model's chat template refuses this conversation: {error}") from error
 
 
 def encode_pair(
@@ -200,7 +214,7 @@ def encode_pair(
 
 
 def _joint_pair(tokenizer: Any, prompt: EncodedPrompt, text: str, target: str) -> EncodedPair:
-    joint = tuple(tokenizer(text + target, add_special_tokens=False)["input_ids"])
+    joint = _one_bos(tuple(tokenizer(text + target, add_special_tokens=False)["input_ids"]), tokenizer.bos_token_id)
     bos = prompt.token_ids[:1]
     if joint[:1] != bos and bos == (tokenizer.bos_token_id,):
         joint = bos + joint

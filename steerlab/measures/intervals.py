@@ -36,11 +36,10 @@ def least_squares_slopes(
     Raises:
         ValueError: with fewer than two different x.
     """
-    centred = x - x.mean()
-    spread = float(centred @ centred)
-    if spread == 0:
+    if np.unique(x).size < 2:
         raise ValueError(f"A slope needs two different doses, got {x.tolist()}.")
-    return y @ centred / spread
+    centred = x - x.mean()
+    return y @ centred / (centred @ centred)
 
 
 def cluster_bootstrap_mean(
@@ -54,7 +53,7 @@ def cluster_bootstrap_mean(
     """Percentile bootstrap interval of the mean, resampling whole groups.
 
     Items of one group (one template, one speaker) are not independent; drawing groups with replacement keeps that. With
-    a single group no interval exists and both ends are NaN.
+    a single group, or a missing value (NaN), no interval exists and both ends are NaN.
 
     Args:
         values: one value per item.
@@ -67,7 +66,7 @@ def cluster_bootstrap_mean(
         Davison & Hinkley 1997, section 3.8 (resampling clusters).
     """
     names, inverse = np.unique(np.asarray(groups), return_inverse=True)
-    if len(names) < 2:
+    if len(names) < 2 or np.isnan(values).any():
         return Interval(float("nan"), float("nan"), level)
     sums = np.bincount(inverse, weights=values)
     counts = np.bincount(inverse).astype(float)

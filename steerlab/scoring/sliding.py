@@ -20,7 +20,8 @@ import numpy as np
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PromptError
-from steerlab.core.text import PromptLike, encode_prompt
+from steerlab.core.results import exp_or_inf
+from steerlab.core.text import PromptLike, as_prompts, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Perplexity:
     Attributes:
         nll: mean negative log-probability per scored token, in nats.
         num_tokens: tokens scored.
-        num_bytes: UTF-8 bytes of the text that the scored tokens spell.
+        num_bytes: UTF-8 bytes of the text that the scored tokens spell; a character split over the first, unscored
+            token and the next counts whole.
         context_length: tokens per window.
         stride: new tokens per window.
         token_nlls: negative log-probability of each scored token, in nats, in order.
@@ -54,8 +56,8 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log-probability per token."""
-        return math.exp(self.nll)
+        """Exp of the mean negative log-probability per token; infinite past the largest float."""
+        return exp_or_inf(self.nll)
 
     @property
     def bits_per_byte(self) -> float:
@@ -76,10 +78,7 @@ def sliding_windows(n_tokens: int, context_length: int, stride: int, *, score_fi
     Raises:
         InputError: for a context or stride outside its range.
     """
-    if context_length < 2:
-        raise InputError(f"context_length must be at least 2, got {context_length}.")
-    if not 1 <= stride <= context_length:
-        raise InputError(f"stride must be between 1 and the context length of {context_length}, got {stride}.")
+    _check_sizes(context_length, stride)
     stop = min(context_length, n_tokens)
     windows = [Window(0, 0 if score_first else 1, stop)]
     while stop < n_tokens:
@@ -87,6 +86,16 @@ def sliding_windows(n_tokens: int, context_length: int, stride: int, *, score_fi
         stop = min(scored + min(stride, context_length - 1), n_tokens)
         windows.append(Window(max(0, stop - context_length), scored, stop))
     return windows
+
+
+def _check_sizes(context_length: int, stride: int) -> None:
+    for name, value in (("context_length", context_length), ("stride", stride)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{name} is an integer, got {value!r}.")
+    if context_length < 2:
+        raise InputError(f"context_length must be at least 2, got {context_length}.")
+    if not 1 <= stride <= context_length:
+        raise InputError(f"stride must be between 1 and the context length of {context_length}, got {stride}.")
 
 
 def perplexity(
@@ -112,18 +121,22 @@ def perplexity(
         plan: a plan, or None.
 
     Raises:
-        PromptError: for a text too short to score.
+        PromptError: for a text too short to score, or several texts.
         InputError: for a context or stride outside its range, or `bos_each_window` on a model without BOS.
     """
     if isinstance(text_or_ids, str) and not text_or_ids:
         raise PromptError("The text is empty; there is nothing to score.")
-    ids = encode_prompt(engine.tokenizer, text_or_ids, d_vocab=engine.info.d_vocab).token_ids
+    texts = as_prompts(text_or_ids)
+    if len(texts) > 1:
+        raise PromptError(f"perplexity takes one text, got {len(texts)}; call it once per text.")
+    ids = encode_prompt(engine.tokenizer, texts[0], d_vocab=engine.info.d_vocab).token_ids
     prefix = _bos(engine) if bos_each_window else ()
     longest = engine.info.context_length
     context = longest if context_length is None else context_length
+    step = context if stride is None else stride
+    _check_sizes(context, step)
     if context > longest:
         raise InputError(f"context_length={context} exceeds the model's context of {longest} tokens.")
-    step = context if stride is None else stride
     if bos_each_window and ids[:1] == prefix:
         ids = ids[1:]
     if len(ids) + len(prefix) < 2:
@@ -131,8 +144,8 @@ def perplexity(
     inner = context - len(prefix)
     windows = sliding_windows(len(ids), inner, min(step, inner), score_first=bos_each_window)
     nlls = _window_nlls(engine, [(prefix + ids[w.start : w.stop], w.stop - w.first_scored) for w in windows], plan)
-    scored = ids if bos_each_window else ids[1:]
-    return _summary(engine, np.concatenate(nlls), scored, context, step)
+    num_bytes = _num_bytes(engine, ids) - (0 if bos_each_window else _num_bytes(engine, ids[:1]))
+    return _summary(np.concatenate(nlls), num_bytes, context, step)
 
 
 def text_nlls(engine: Engine, texts: Sequence[PromptLike], *, plan: Any = None) -> list[np.ndarray]:
@@ -161,12 +174,17 @@ def _bos(engine: Engine) -> tuple[int, ...]:
     return (bos,)
 
 
-def _summary(engine: Engine, nlls: np.ndarray, scored: Sequence[int], context: int, stride: int) -> Perplexity:
-    spelled = engine.tokenizer.decode(list(scored), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def _num_bytes(engine: Engine, ids: Sequence[int]) -> int:
+    """UTF-8 bytes of the whole characters that these ids spell; special tokens spell none."""
+    spelled = engine.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return len(spelled.replace("\ufffd", "").encode("utf-8"))
+
+
+def _summary(nlls: np.ndarray, num_bytes: int, context: int, stride: int) -> Perplexity:
     return Perplexity(
         nll=math.fsum(nlls) / len(nlls),
         num_tokens=len(nlls),
-        num_bytes=len(spelled.encode("utf-8")),
+        num_bytes=num_bytes,
         context_length=context,
         stride=stride,
         token_nlls=nlls,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError
@@ -32,13 +33,15 @@ def assign_plans(
         PlanError: for a list of another length, or something that is not a plan.
         HookPointError, VectorShapeError: for a plan that does not fit the model.
     """
-    given = [plan] * n_prompts if plan is None or isinstance(plan, Plan) else list(plan)
+    given: list[Any] = list(plan) if isinstance(plan, list | tuple) else [plan] * n_prompts
     if len(given) != n_prompts:
         raise PlanError(f"A list of plans holds one per prompt: got {len(given)} plans for {n_prompts} prompts.")
     ready: dict[str | None, AssignedPlan] = {}
     for one in given:
         if one is not None and not isinstance(one, Plan):
-            raise PlanError(f"plan takes a Plan, None, or a list of them, got {type(one).__name__}; wrap edits in Plan().")
+            raise PlanError(
+                f"plan takes a Plan, None, or a list of them, got {type(one).__name__}; wrap edits in Plan()."
+            )
         key = None if one is None else one.hash
         if key not in ready:
             checked = Plan() if one is None else one.check(info).resolved(median_norm)

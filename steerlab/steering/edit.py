@@ -38,6 +38,10 @@ class Edit:
         card_applies = vector.card.extracted_at == vector.hook_point.name
         if self.median_norm is None and self.needs_median_norm and card_applies:
             object.__setattr__(self, "median_norm", vector.card.median_norm)
+        if not _is_number(self.scale):
+            raise PlanError(f"The scale of an edit is a finite number, got {self.scale!r}.")
+        if self.median_norm is not None and not (_is_number(self.median_norm) and self.median_norm > 0):
+            raise PlanError(f"The median norm at {vector.hook_point.name} is a number > 0, got {self.median_norm!r}.")
 
     @property
     def hook_point(self) -> HookPoint:
@@ -83,3 +87,7 @@ class Edit:
     def __str__(self) -> str:
         times = "" if self.scale == 1 else f" × {self.scale:g}"
         return f"{self.operator}{times} at {self.hook_point.name}, {self.where}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,8 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steerlab.core.engine import Engine
+from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.pairs import ContrastPairs
+from steerlab.core.results import check_pool
 from steerlab.steering.estimators import estimator
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
 from steerlab.steering.where import Where, last_prompt
@@ -66,6 +68,8 @@ def extract(
         HookPointError: for an unknown layer or site.
     """
     estimate = estimator(method)
+    if check_pool(pool) is None:
+        raise InputError("extract needs one row per prompt; pool is 'mean' or 'last', got None.")
     where = last_prompt() if read is None else read
     found = read_pairs(engine, pairs, site=site, layers=layers, read=where, pool=pool, chat=chat)
     card = VectorCard(

@@ -16,7 +16,7 @@ from safetensors.torch import save as save_safetensors
 from steerlab.core.errors import HookPointError, VectorFileError, VectorShapeError, VectorValueError
 from steerlab.core.files import write_atomic
 from steerlab.core.hook_points import HookPoint
-from steerlab.steering.vectors import SteeringVector, VectorCard
+from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 FORMAT = 1
 _KEY = "steerlab"
@@ -66,6 +66,18 @@ def load_one_vector(path: str | Path) -> SteeringVector:
     return vectors[0]
 
 
+def load_vector_set(path: str | Path) -> VectorSet:
+    """Reads a file that holds vectors of one site.
+
+    Raises:
+        VectorFileError: as `load_vectors`, or if the file holds several sites.
+    """
+    try:
+        return VectorSet(tuple(load_vectors(path)))
+    except HookPointError as error:
+        raise VectorFileError(f"{path} holds no vector set: {error}") from error
+
+
 def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
@@ -99,6 +111,9 @@ def _vector(path: str | Path, name: str, tensor: torch.Tensor, card: dict) -> St
     if tensor.dtype != torch.float32:
         raise VectorFileError(f"{path} holds {name} as {tensor.dtype}; the format states float32.")
     try:
-        return SteeringVector(tensor, HookPoint.parse(name), VectorCard.from_json(card))
+        point = HookPoint.parse(name)
+        if point.name != name:
+            raise HookPointError(f"{name!r} is another name of {point.name!r}; files use that one.")
+        return SteeringVector(tensor, point, VectorCard.from_json(card))
     except (HookPointError, VectorShapeError, VectorValueError, AttributeError, TypeError) as error:
         raise VectorFileError(f"{path} holds a vector that cannot be used: {error}") from error

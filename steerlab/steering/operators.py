@@ -10,6 +10,7 @@ out): `add` adds a vector of norm dose·median along v, and bounds are multiples
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from jaxtyping import Float
@@ -34,6 +35,10 @@ class Add(Operator):
 
     amount: float
     unit: Unit
+
+    def __post_init__(self) -> None:
+        _check_unit(self.unit)
+        object.__setattr__(self, "amount", _finite(self.amount, self.unit))
 
     @override
     def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
@@ -79,6 +84,13 @@ class Clamp(Operator):
     hi: float
     unit: Unit
 
+    def __post_init__(self) -> None:
+        _check_unit(self.unit)
+        if math.isinf(self.lo) and math.isinf(self.hi):
+            raise PlanError("clamp needs a bound: lo=, hi= or both.")
+        if not self.lo <= self.hi:
+            raise PlanError(f"clamp needs lo ≤ hi, got lo={self.lo!r} and hi={self.hi!r}.")
+
     @override
     def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
         factor = along.median_norm if self.unit == "dose" else 1.0
@@ -113,8 +125,8 @@ def add(
             "add takes exactly one strength: dose= (in median residual norms) or coef= (raw), got "
             f"dose={dose!r} and coef={coef!r}."
         )
-    unit: Unit = "coef" if dose is None else "dose"
-    return _edit(Add(_finite(coef if dose is None else dose, unit), unit), vector, where)
+    operator = Add(coef, "coef") if coef is not None else Add(dose, "dose")  # pyright: ignore[reportArgumentType]
+    return _edit(operator, vector, where)
 
 
 def ablate(vector: SteeringVector, *, where: Where | None = None) -> Edit:
@@ -147,15 +159,7 @@ def clamp(
     Raises:
         PlanError: without a bound, or with lo > hi.
     """
-    if lo is None and hi is None:
-        raise PlanError("clamp needs a bound: lo=, hi= or both.")
-    if unit not in ("dose", "coef"):
-        raise PlanError(f"unit is 'dose' or 'coef', got {unit!r}.")
-    low = -math.inf if lo is None else _finite(lo, "lo")
-    high = math.inf if hi is None else _finite(hi, "hi")
-    if low > high:
-        raise PlanError(f"clamp needs lo ≤ hi, got lo={lo!r} and hi={hi!r}.")
-    return _edit(Clamp(low, high, unit), vector, where)
+    return _edit(_clamp(lo, hi, unit), vector, where)
 
 
 def operator_from_json(data: dict[str, Any]) -> Operator:
@@ -167,13 +171,12 @@ def operator_from_json(data: dict[str, Any]) -> Operator:
     try:
         kind = data["kind"]
         if kind == "add":
-            return Add(float(data["amount"]), data["unit"])
+            return Add(data["amount"], data["unit"])
         if kind == "ablate":
             return Ablate()
         if kind == "clamp":
-            low = -math.inf if data["lo"] is None else float(data["lo"])
-            return Clamp(low, math.inf if data["hi"] is None else float(data["hi"]), data["unit"])
-    except (KeyError, TypeError, ValueError) as error:
+            return _clamp(data["lo"], data["hi"], data["unit"])
+    except (KeyError, TypeError) as error:
         raise PlanError(f"Not a description of an operator: {data!r:.120}.") from error
     raise PlanError(f"Unknown operator {kind!r}; this version knows add, ablate and clamp.")
 
@@ -189,7 +192,17 @@ def _edit(operator: Operator, vector: SteeringVector, where: Where | None) -> Ed
     return Edit(operator, vector, default_where() if where is None else where)
 
 
-def _finite(value: float | None, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def _clamp(lo: float | None, hi: float | None, unit: Unit) -> Clamp:
+    low = -math.inf if lo is None else _finite(lo, "lo")
+    return Clamp(low, math.inf if hi is None else _finite(hi, "hi"), unit)
+
+
+def _check_unit(unit: str) -> None:
+    if unit not in ("dose", "coef"):
+        raise PlanError(f"unit is 'dose' or 'coef', got {unit!r}.")
+
+
+def _finite(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise PlanError(f"{name} must be a finite number, got {value!r}.")
     return float(value)

@@ -169,7 +169,7 @@ class Plan:
             if data["format"] != 1:
                 raise PlanError(f"The plan has format {data['format']!r}; this version reads format 1.")
             return cls(*(_edit_from_json(edit) for edit in data["edits"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, PlanError):
                 raise
             raise PlanError(f"Not a plan written by Plan.to_json: {error}.") from error
@@ -181,9 +181,7 @@ def _warn_of_origin(vector: SteeringVector, info: ModelInfo) -> None:
     if card.extracted_at is not None and card.extracted_at != vector.hook_point.name:
         found.append(f"it was extracted at {card.extracted_at} and is applied at {vector.hook_point.name}")
     if card.weights_hash is not None and card.weights_hash != info.weights_hash:
-        found.append(
-            f"it was made on {card.model} (weights {card.weights_hash}), not on {info.name}"
-        )
+        found.append(f"it was made on {card.model} (weights {card.weights_hash}), not on {info.name}")
     elif card.weights_hash is None and card.model is not None and card.model != info.name:
         found.append(f"it was made on {card.model}, not {info.name}")
     if card.weight_processing is not None and card.weight_processing != info.weight_processing:
@@ -208,4 +206,4 @@ def _edit_from_json(data: dict[str, Any]) -> Edit:
     values = torch.from_numpy(np.frombuffer(base64.b64decode(stored["values"], validate=True), dtype="<f4").copy())
     vector = SteeringVector(values, HookPoint.parse(stored["hook_point"]), VectorCard.from_json(stored["card"]))
     edit = Edit(operator_from_json(data["operator"]), vector, positions.from_json(data["where"]))
-    return replace(edit, scale=float(data["scale"]), median_norm=data["median_norm"], _directions={})
+    return replace(edit, scale=data["scale"], median_norm=data["median_norm"], _directions={})

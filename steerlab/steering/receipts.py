@@ -73,6 +73,6 @@ class Receipt:
             if edit.edited != edit.expected:
                 raise ReceiptError(
                     f"Row {self.row_index}: {edit.operator} at {edit.hook_point} should edit {edit.expected} tokens "
-                    f"and edited {edit.edited}. The result cannot be trusted; another hook may skip or repeat this layer."
+                    f"and edited {edit.edited}. The result cannot be trusted; another hook may skip or repeat it."
                 )
         return self

@@ -66,7 +66,7 @@ class PlanRun:
         steered = torch.where(mask[..., None], h + delta.to(h.dtype), h)
         change = delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
         self._edited[index] = self._edited[index].to(h.device) + mask.sum(dim=-1)
-        self._changes[index] = self._changes[index].to(h.device) + (change.detach() * mask).sum(dim=-1)
+        self._changes[index] = self._changes[index].to(h.device) + change.detach().masked_fill(~mask, 0.0).sum(dim=-1)
         return steered
 
     def _mask(self, where: Where, device: torch.device) -> Tensor:

@@ -1,5 +1,6 @@
 """Steering vectors that know what they are: values, hook point, and a card of where they come from."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -49,6 +50,14 @@ class VectorCard:
     median_norm: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: str | None = None
+
+    def __post_init__(self) -> None:
+        median = self.median_norm
+        is_number = isinstance(median, int | float) and not isinstance(median, bool)
+        if median is not None and not (is_number and math.isfinite(median) and median >= 0):
+            raise VectorValueError(f"A card's median_norm is a finite number ≥ 0 or None, got {median!r}.")
+        if not isinstance(self.versions, Mapping):
+            raise VectorValueError(f"A card's versions map libraries to versions, got {self.versions!r:.80}.")
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable dictionary of all entries."""
@@ -144,7 +153,7 @@ class SteeringVector:
     @property
     def norm(self) -> float:
         """Euclidean norm."""
-        return float(self.values.norm())
+        return float(self.values.double().norm())
 
     @property
     def unit(self) -> Tensor:
@@ -153,9 +162,10 @@ class SteeringVector:
         Raises:
             VectorValueError: if the vector is zero and so has no direction.
         """
-        if self.norm == 0:
+        norm = self.values.double().norm()
+        if norm == 0:
             raise VectorValueError(f"The vector at {self.hook_point.name} is zero and has no direction.")
-        return self.values / self.values.norm()
+        return (self.values.double() / norm).float()
 
     @property
     def hash(self) -> str:
@@ -223,6 +233,8 @@ class VectorSet(Mapping[int, SteeringVector]):
         ordered = tuple(sorted(self.by_layer, key=lambda v: v.layer))
         if len({v.layer for v in ordered}) < len(ordered):
             raise HookPointError("A vector set holds one vector per layer; a layer appears twice.")
+        if len({v.site for v in ordered}) > 1:
+            raise HookPointError(f"A vector set holds vectors of one site, got {sorted({v.site for v in ordered})}.")
         object.__setattr__(self, "by_layer", ordered)
 
     def __getitem__(self, layer: int) -> SteeringVector:
@@ -232,6 +244,13 @@ class VectorSet(Mapping[int, SteeringVector]):
             if vector.layer == layer:
                 return vector
         raise HookPointError(f"There is no vector for layer {layer}; layers here: {[v.layer for v in self.by_layer]}.")
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in [v.layer for v in self.by_layer]
+
+    def get(self, layer: int, default: Any = None) -> Any:
+        """The vector of a layer, or `default` if there is none."""
+        return self[layer] if layer in self else default
 
     def __iter__(self) -> Iterator[int]:
         return iter([v.layer for v in self.by_layer])
@@ -250,11 +269,11 @@ class VectorSet(Mapping[int, SteeringVector]):
         """Reads a file written by `save`.
 
         Raises:
-            VectorFileError: if it is not such a file, or is damaged.
+            VectorFileError: if it is not such a file, is damaged, or holds several sites.
         """
-        from steerlab.steering.files import load_vectors
+        from steerlab.steering.files import load_vector_set
 
-        return cls(tuple(load_vectors(path)))
+        return load_vector_set(path)
 
 
 def model_entries(info: ModelInfo) -> dict[str, Any]:

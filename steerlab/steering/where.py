@@ -275,7 +275,7 @@ def from_json(data: dict[str, Any]) -> Where:
     """
     try:
         return _build(data)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError(f"Not a description of positions: {data!r:.120}.") from error
 
 

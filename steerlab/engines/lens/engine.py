@@ -1,8 +1,7 @@
 """LensEngine: generate, score and capture on a TransformerBridge."""
 
 import gc
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,8 +57,8 @@ class LensEngine:
 
     Args:
         model: a TransformerBridge.
-        tokenizer: the model's tokenizer as Hugging Face loads it. (TransformerLens changes the one it is given: it makes
-            it add a BOS that the model was not trained with.)
+        tokenizer: the model's tokenizer as Hugging Face loads it. (TransformerLens changes the one it is given: it
+            makes it add a BOS that the model was not trained with.)
         name: the name to record in results.
         path: directory of the weights, if they came from one.
         revision: hub revision, if there is one.
@@ -81,11 +80,12 @@ class LensEngine:
     ) -> None:
         if tokenizer is None:
             raise InputError("The model has no tokenizer; pass one, so that prompts can be text.")
-        self.model = model
+        self.model: Any = model
         self.tokenizer = tokenizer
         self.batch_tokens = batch_tokens
         self.receipts: list[Receipt] = []
         self._name, self._path, self._revision = name, path, revision
+        self._info: ModelInfo | None = None
         self._median_norms: dict[HookPoint, float] = {}
 
     def __enter__(self) -> "LensEngine":
@@ -97,10 +97,12 @@ class LensEngine:
     def __repr__(self) -> str:
         return f"LensEngine({self.info.name!r}, {self.info.n_layers} layers, {self.info.dtype})"
 
-    @cached_property
+    @property
     def info(self) -> ModelInfo:
         """The model that runs."""
-        return describe_model(self.model, self._name, self._path, self._revision)
+        if self._info is None:
+            self._info = describe_model(self.model, self._name, self._path, self._revision)
+        return self._info
 
     def close(self) -> None:
         """Frees the model. The engine cannot be used afterwards."""
@@ -281,7 +283,7 @@ class LensEngine:
     ) -> list[dict[str, np.ndarray]]:
         n_prompts = 1 + max(i for i, _, _ in pairs)
         forced = [ForcedPair(p.context_ids, p.target_ids, i, row) for row, (i, _, p) in enumerate(pairs)]
-        values: dict[int, dict[str, list[np.ndarray]]] = {}
+        values: dict[int, dict[str, list[float]]] = {}
         receipts: list[Receipt] = []
         with _progress(len(pairs), "score") as bar:
             for assigned, members in group_by_plan(self._assign(plan, n_prompts)):
@@ -293,9 +295,7 @@ class LensEngine:
                 values.update(task.values)
                 receipts += task.receipts
         self.receipts = sorted(receipts, key=lambda receipt: receipt.row_index)
-        return [
-            {name: np.concatenate(parts) for name, parts in values[row].items()} for row in range(len(pairs))
-        ]
+        return [{name: np.array(found) for name, found in values[row].items()} for row in range(len(pairs))]
 
     @torch.no_grad()
     def logits(self, prompt: PromptLike, *, plan: PlanArgument = None, chat: bool = False) -> Tensor:

@@ -1,10 +1,9 @@
 """Hooks on a TransformerBridge that are ours alone: added once, removed always, and heard from."""
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import difflib
 
 from steerlab.core.errors import HookPointError
 

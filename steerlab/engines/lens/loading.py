@@ -33,8 +33,8 @@ def load(
         n_devices: spread the layers over this many GPUs.
         device_map: or place them yourself, as in Hugging Face's `from_pretrained`.
         revision: branch, tag or commit, for a hub id.
-        tokenizer: by default the model's own; for a loaded bridge, whose tokenizer TransformerLens has changed, it is read
-            again from where it came from.
+        tokenizer: by default the model's own; for a loaded bridge, whose tokenizer TransformerLens has changed, it is
+            read again from where it came from.
         batch_tokens: tokens per forward pass, padding included; lower it if memory is short.
 
     Raises:

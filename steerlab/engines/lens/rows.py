@@ -30,9 +30,7 @@ class Rows:
         self.run = run
         self.device = model.get_input_embeddings().weight.device
         self.prompt_lens: Int[Tensor, " batch"] = torch.tensor(list(prompt_lens), device=self.device)
-        self.mask: Bool[Tensor, "batch past"] = torch.zeros(
-            len(prompt_lens), 0, dtype=torch.bool, device=self.device
-        )
+        self.mask: Bool[Tensor, "batch past"] = torch.zeros(len(prompt_lens), 0, dtype=torch.bool, device=self.device)
         self.counts: Int[Tensor, " batch"] = torch.zeros_like(self.prompt_lens)
         self.cache: Any = None
 

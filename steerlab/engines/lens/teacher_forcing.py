@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,7 +74,7 @@ class TeacherForcing:
         self.budget = budget
         self.logit_rows = budget.logit_rows(d_vocab)
         self.progress = progress
-        self.values: dict[int, dict[str, list[np.ndarray]]] = {}
+        self.values: dict[int, dict[str, list[float]]] = {}
         self.receipts: list[Receipt] = []
 
     def run(self, pairs: Sequence[ForcedPair]) -> None:
@@ -94,9 +93,8 @@ class TeacherForcing:
         rows = Rows(self.bridge.original_model, run, prompt_lens)
         with attached(self.bridge, plan_hooks(run)):
             logits = self._extend_in_blocks(rows, *left_padded([context for context, _ in batch]))
-        for row, (_, pairs) in enumerate(batch):
-            for pair in pairs:
-                self._measure(pair, logits[row : row + 1], pair.target_ids[:1])
+        first = [(pair, row, pair.target_ids[0]) for row, (_, pairs) in enumerate(batch) for pair in pairs]
+        self._measure(first, logits)
         self._run_targets(rows, [(row, pair) for row, (_, pairs) in enumerate(batch) for pair in pairs])
 
     def _extend_in_blocks(self, rows: Rows, ids: Tensor, valid: Tensor) -> Tensor:
@@ -126,22 +124,30 @@ class TeacherForcing:
         with attached(self.bridge, plan_hooks(chosen.run)):
             for start in range(0, ids.shape[1], width):
                 logits = chosen.extend(ids[:, start : start + width], valid[:, start : start + width])
-                for row, pair in enumerate(pairs):
-                    following = pair.target_ids[start + 1 : start + 1 + logits.shape[1]]
-                    self._measure(pair, logits[row, : len(following)], following)
+                n_pos = logits.shape[1]
+                following = [
+                    (pair, row * n_pos + offset, token)
+                    for row, pair in enumerate(pairs)
+                    for offset, token in enumerate(pair.target_ids[start + 1 : start + 1 + n_pos])
+                ]
+                self._measure(following, logits.flatten(0, 1))
         self._finish(chosen.run, pairs)
 
-    def _measure(self, pair: ForcedPair, logits: Tensor, tokens: Sequence[int]) -> None:
-        if len(tokens) == 0:
-            return
-        wanted = torch.tensor(list(tokens), device=logits.device)
-        for name, measure in self.measures.items():
-            self.values[pair.row_index][name].append(measure(logits, wanted).double().cpu().numpy())
+    def _measure(self, entries: Sequence[tuple[ForcedPair, int, int]], logits: Tensor) -> None:
+        """Applies the measures to (pair, row of logits, token), many at a time; a row may serve several tokens."""
+        for start in range(0, len(entries), self.logit_rows):
+            part = entries[start : start + self.logit_rows]
+            chosen = logits[torch.tensor([row for _, row, _ in part], device=logits.device)]
+            tokens = torch.tensor([token for _, _, token in part], device=logits.device)
+            for name, measure in self.measures.items():
+                found = measure(chosen, tokens).double().tolist()
+                for (pair, _, _), value in zip(part, found, strict=True):
+                    self.values[pair.row_index][name].append(value)
 
     def _finish(self, run: PlanRun, pairs: Sequence[ForcedPair]) -> None:
         for pair in pairs:
             for name, values in self.values[pair.row_index].items():
-                found = sum(map(len, values))
+                found = len(values)
                 if found != len(pair.target_ids):
                     raise SteerlabError(f"{name}: {found} values for {len(pair.target_ids)} target tokens.")
         self.receipts += run.receipts(

@@ -1,0 +1,57 @@
+"""Results of an experiment as text and tables."""
+
+import pandas as pd
+
+import steerlab as sl
+from steerlab.cli.console import say, show_table
+
+STYLES = {"effect": "bold green", "no effect": "bold yellow", "collapsed": "bold red"}
+FAMILIES = {"random": "random directions", "shuffled": "label flips"}
+SHOWN_PROMPTS = 2
+
+
+def show_effect(effect: sl.Effect) -> None:
+    """Prints an effect: its doses, its figures, and the verdict with reasons."""
+    axis, metric = effect.settings.axis, _metric_name(effect)
+    real = effect.rows[effect.rows.family == "vector"]
+    means, ratios = real.groupby("dose").value.mean(), effect.cost.set_index("dose").ppl_ratio
+    say()
+    rows = [
+        [f"{dose:+g}", f"{means[dose]:+.3f}", f"{ratios[dose]:.3f}", "yes" if dose in effect.fitted_doses else "no"]
+        for dose in effect.doses
+    ]
+    show_table([axis, metric, "perplexity ratio", "fitted"], rows, text_columns=0)
+    low, high = effect.ci
+    say(f"slope             {effect.slope:+.2f} per unit {axis}")
+    say(f"{effect.settings.level:.0%} interval      {low:+.2f} to {high:+.2f}, prompts resampled by group")
+    say(f"anti-steerable    {effect.anti_steerable:.0%} of {len(effect.item_slopes)} prompts")
+    for family, rank in effect.null_ranks.items():
+        slopes = effect.null_slopes[effect.null_slopes.family == family].slope
+        found = f"null rank         {rank:.3f} against {len(slopes)} {FAMILIES[family]}"
+        say(f"{found} (largest |slope| {slopes.abs().max():.2f}, the vector's {abs(effect.rank_slope):.2f})")
+    for slope in effect.null_slopes[effect.null_slopes.family == "wrong_layer"].slope:
+        say(f"wrong layer       slope {slope:+.2f}, shown and not ranked")
+    say(f"verdict           {effect.verdict}", style=STYLES[effect.verdict])
+    for reason in effect.reasons:
+        say(f"  · {reason}")
+
+
+def show_entropy(frame: pd.DataFrame, *, dose: float, axis: str) -> None:
+    """Prints how entropy changed."""
+    base, steered = frame.base.mean(), frame.steered.mean()
+    say(f"entropy           {base:.3f} → {steered:.3f} nats per token at {axis} {dose:+g} ({steered - base:+.3f})")
+
+
+def show_samples(frame: pd.DataFrame) -> None:
+    """Prints the first prompts' completions, dose by dose."""
+    first = frame[frame.sample_index == 0]
+    for _, part in list(first.groupby("prompt_index", sort=True))[:SHOWN_PROMPTS]:
+        say()
+        say(f"{part.prompt.iloc[0]} …", style="bold")
+        for row in part.itertuples():
+            say(f"  {row.dose:+5g}  {' '.join(str(row.text).split())}")
+
+
+def _metric_name(effect: sl.Effect) -> str:
+    names = {"log_prob_margin": "margin (nats)", "choice_prob": "choice probability"}
+    return names.get(effect.settings.metric, effect.settings.metric)

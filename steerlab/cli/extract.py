@@ -1,0 +1,38 @@
+"""`steerlab extract`: a steering vector from contrast pairs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import steerlab as sl
+from steerlab.cli.console import say
+from steerlab.cli.loading import check_writable, load_engine
+from steerlab.cli.options import DEFAULT_MODEL, Dtype, DtypeOption, ModelOption
+
+
+def extract(
+    pairs: Annotated[Path, typer.Option(metavar="FILE", help="JSON-lines file of contrast pairs.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Vector file to write (.safetensors).")],
+    layer: Annotated[int, typer.Option(help="Layer to read; negative ones count from the end.")],
+    model: ModelOption = DEFAULT_MODEL,
+    dtype: DtypeOption = Dtype.FLOAT32,
+    method: Annotated[str, typer.Option(help="Estimator.")] = "mean_diff",
+    site: Annotated[str, typer.Option(help="Site within the layer.")] = "resid_post",
+    positive: Annotated[str, typer.Option(metavar="KEY", help="Key of the positive prompt.")] = "positive",
+    negative: Annotated[str, typer.Option(metavar="KEY", help="Key of the negative prompt.")] = "negative",
+    group: Annotated[str | None, typer.Option(metavar="KEY", help="Key of the group name.", show_default=False)] = None,
+    split: Annotated[str | None, typer.Option(help="Use only rows whose `split` is this.", show_default=False)] = None,
+) -> None:
+    """Extract a steering vector from contrast pairs."""
+    check_writable(out)
+    data = sl.ContrastPairs.from_jsonl(pairs, positive=positive, negative=negative, group=group, split=split)
+    with load_engine(model, dtype) as engine:
+        vectors = sl.extract(engine, data, method, site, [layer], name=out.stem)
+    vector = vectors.by_layer[0]
+    vector.save(out)
+    say(f"vector       {vector.hook_point.name}, {method} of {len(data)} pairs")
+    say(f"norm         {vector.norm:.4f}")
+    say(f"dose unit    {vector.card.median_norm:.4f} (median norm of the stream there)")
+    say(f"hash         {vector.hash}")
+    say(f"written to   {out}")

@@ -1,0 +1,157 @@
+"""Controls: plans that differ from the real one in just what it claims."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from steerlab.core.engine import Engine
+from steerlab.core.errors import DataError, InputError
+from steerlab.core.pairs import ContrastPairs, balanced_flips
+from steerlab.measures.intervals import rank_floor
+from steerlab.steering import where as positions
+from steerlab.steering.estimators import ESTIMATORS, estimator
+from steerlab.steering.extract import PairActivations, read_pairs
+from steerlab.steering.plan import Plan
+from steerlab.steering.vectors import SteeringVector
+
+RANK_LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Which control arms an effect is measured against.
+
+    Attributes:
+        random: draws of isotropic random directions with the vector's norm.
+        shuffled: draws of the vector extracted again after flipping exactly half the pairs in each group, with the
+            vector's norm.
+        wrong_layer: also show the same vector half the model's depth away; shown, not ranked.
+
+    With n draws no rank can be below 1 / (1 + n), so a family needs 19 draws before a verdict of `effect` is possible.
+
+    Raises:
+        InputError: for a negative count.
+    """
+
+    random: int = 20
+    shuffled: int = 0
+    wrong_layer: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("random", "shuffled"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise InputError(f"Controls({name}=…) takes an integer ≥ 0, got {count!r}.")
+            if 0 < count and rank_floor(count) > RANK_LEVEL:
+                warnings.warn(
+                    f"{count} {name} draws cannot rank below {rank_floor(count):.3f}, so the verdict cannot be "
+                    f"'effect'; use at least 19.",
+                    UserWarning,
+                    stacklevel=3,
+                )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One plan under test.
+
+    Attributes:
+        family: `vector` (the real one), `random`, `shuffled` or `wrong_layer`.
+        draw: number within the family.
+        plan: what is run, scaled by each dose.
+    """
+
+    family: str
+    draw: int
+    plan: Plan
+
+
+def control_arms(
+    engine: Engine, plan: Plan, controls: Controls, *, pairs: ContrastPairs | None, seed: int
+) -> list[Arm]:
+    """The control arms of a plan, doses resolved as in the plan.
+
+    Raises:
+        DataError: for shuffled controls without the pairs, or with vectors that no known method made.
+    """
+    arms = [Arm("random", k, random_plan(plan, _rng(seed, 1, k))) for k in range(controls.random)]
+    if controls.shuffled:
+        if pairs is None:
+            raise DataError("Shuffled controls extract the vector again; pass pairs= (the training pairs).")
+        relabelled = LabelFlips(engine, plan, pairs)
+        arms += [Arm("shuffled", k, relabelled.plan(_rng(seed, 2, k))) for k in range(controls.shuffled)]
+    if controls.wrong_layer:
+        arms.append(Arm("wrong_layer", 0, moved_plan(engine, plan)))
+    return arms
+
+
+def random_plan(plan: Plan, rng: np.random.Generator) -> Plan:
+    """The plan along isotropic random directions of the same norms."""
+
+    def drawn(vector: SteeringVector) -> SteeringVector:
+        values = torch.from_numpy(rng.standard_normal(vector.d_model)).float()
+        return vector.with_values(values / values.norm() * vector.norm, method="random_direction")
+
+    return plan.with_vectors(drawn)
+
+
+def moved_plan(engine: Engine, plan: Plan) -> Plan:
+    """The same vectors half the model's depth away, doses measured there."""
+    n_layers = engine.info.n_layers
+    moved = plan.with_vectors(lambda vector: vector.at((vector.layer + n_layers // 2) % n_layers))
+    return moved.resolved(engine.median_norm)
+
+
+class LabelFlips:
+    """Vectors extracted again after balanced label flips; activations are read once.
+
+    Args:
+        engine: the engine to read activations with.
+        plan: the real plan; each vector's card says how it was made.
+        pairs: the pairs it was made from.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan, pairs: ContrastPairs) -> None:
+        self._plan, self._pairs = plan, pairs
+        self._acts = {edit.vector.hash: _activations(engine, edit.vector, pairs) for edit in plan}
+
+    def plan(self, rng: np.random.Generator) -> Plan:
+        """The plan with every vector extracted after one draw of flips."""
+        flips = balanced_flips(self._pairs.groups, rng)
+        return self._plan.with_vectors(lambda vector: self._relabelled(vector, flips))
+
+    def _relabelled(self, vector: SteeringVector, flips: Sequence[bool]) -> SteeringVector:
+        acts = self._acts[vector.hash]
+        flip = torch.tensor(flips)[:, None]
+        positive, negative = acts.positive[vector.layer], acts.negative[vector.layer]
+        estimate = estimator(str(vector.card.method))
+        values = estimate(torch.where(flip, negative, positive), torch.where(flip, positive, negative))
+        return vector.with_values(
+            values / values.norm() * vector.norm, method=f"{vector.card.method} of flipped labels"
+        )
+
+
+def _activations(engine: Engine, vector: SteeringVector, pairs: ContrastPairs) -> PairActivations:
+    card = vector.card
+    if card.method not in ESTIMATORS or card.read is None:
+        raise DataError(
+            f"Shuffled controls need a vector made by sl.extract; {vector!r} was made by {card.method!r}. "
+            "Use Controls(shuffled=0) for it."
+        )
+    if card.data_hash != pairs.hash:
+        warnings.warn(f"The pairs given are not those {vector!r} was extracted from.", UserWarning, stacklevel=3)
+    return read_pairs(
+        engine,
+        pairs,
+        site=vector.site,
+        layers=[vector.layer],
+        read=positions.from_json(dict(card.read)),
+        pool=card.pool or "mean",
+    )
+
+
+def _rng(seed: int, family: int, draw: int) -> np.random.Generator:
+    return np.random.default_rng([seed, family, draw])

@@ -1,0 +1,248 @@
+"""Effect: a dose-response with its interval, its nulls, and a verdict with reasons."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from steerlab.experiment.controls import RANK_LEVEL
+from steerlab.measures.intervals import cluster_bootstrap_mean, least_squares_slopes, null_rank, rank_floor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RANKED_FAMILIES = ("random", "shuffled")
+MIN_DOSES = 3
+
+
+@dataclass(frozen=True)
+class EffectSettings:
+    """What an effect was computed with.
+
+    Attributes:
+        metric: name of the metric.
+        axis: `dose` (median norms) or `scale` (multiples of the plan).
+        max_ppl_ratio: doses that cost more enter no fit.
+        level: coverage of the interval.
+        n_resamples: bootstrap draws.
+        seed: of bootstrap and controls.
+    """
+
+    metric: str = "log_prob_margin"
+    axis: str = "dose"
+    max_ppl_ratio: float = 1.5
+    level: float = 0.95
+    n_resamples: int = 4000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How much a plan changes a metric, per unit of dose.
+
+    Attributes:
+        rows: a row per arm, dose and item; see `steerlab.experiment.sweep`.
+        cost: a row per dose: perplexity and its ratio to the unsteered model's on neutral text.
+        plan_hash: of the plan at scale 1.
+        plan_text: the plan in words.
+        settings: what it was computed with.
+        provenance: hashes of model and data.
+    """
+
+    rows: pd.DataFrame = field(repr=False)
+    cost: pd.DataFrame = field(repr=False)
+    plan_hash: str
+    plan_text: str
+    settings: EffectSettings
+    provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_summary", _summarise(self.rows, self.cost, self.settings))
+
+    @property
+    def doses(self) -> list[float]:
+        """All doses run for the real vector."""
+        return sorted(float(dose) for dose in self.rows[self.rows.family == "vector"].dose.unique())
+
+    @property
+    def fitted_doses(self) -> list[float]:
+        """Doses whose perplexity ratio stays within the bound; only these enter slopes and ranks."""
+        return self._get("fitted_doses")
+
+    @property
+    def item_slopes(self) -> pd.DataFrame:
+        """Least-squares slope of the metric over the fitted doses, per item: `item`, `group`, `slope`."""
+        return self._get("item_slopes")
+
+    @property
+    def slope(self) -> float:
+        """Mean item slope: change of the metric per unit of dose; NaN with fewer than two fitted doses."""
+        return self._get("slope")
+
+    @property
+    def ci(self) -> tuple[float, float]:
+        """Bootstrap interval of the slope, items resampled by group."""
+        return self._get("ci")
+
+    @property
+    def anti_steerable(self) -> float:
+        """Share of items whose own slope is below 0."""
+        return self._get("anti_steerable")
+
+    @property
+    def null_slopes(self) -> pd.DataFrame:
+        """Slope of every control draw between the outermost fitted doses: `family`, `draw`, `slope`."""
+        return self._get("null_slopes")
+
+    @property
+    def rank_slope(self) -> float:
+        """The real vector's slope between the same two doses, which is what the ranks compare."""
+        return self._get("rank_slope")
+
+    @property
+    def null_ranks(self) -> dict[str, float]:
+        """Per null family: the share of draws at least as large, the effect counted in."""
+        return self._get("null_ranks")
+
+    @property
+    def null_rank(self) -> float:
+        """The worst rank over the families; NaN if none was run."""
+        return max(self.null_ranks.values(), default=math.nan)
+
+    @property
+    def verdict(self) -> str:
+        """`effect`, `no effect` or `collapsed`."""
+        return self._get("verdict")
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the verdict is what it is, one sentence each."""
+        return self._get("reasons")
+
+    def _get(self, name: str) -> Any:
+        return getattr(self, "_summary")[name]  # noqa: B009  set in __post_init__
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as a JSON-serialisable dictionary."""
+        names = ["slope", "anti_steerable", "rank_slope", "null_ranks", "null_rank", "verdict", "reasons"]
+        return {name: getattr(self, name) for name in names} | {
+            "ci": list(self.ci),
+            "doses": self.doses,
+            "fitted_doses": self.fitted_doses,
+            "n_items": len(self.item_slopes),
+            "n_groups": int(self.item_slopes.group.nunique()),
+            "settings": asdict(self.settings),
+        }
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The dose-response with its interval and the null band."""
+        from steerlab.experiment.plots import plot_dose_response
+
+        return plot_dose_response(self, ax)
+
+    def __str__(self) -> str:
+        low, high = self.ci
+        return (
+            f"{self.verdict}: {self.slope:+.2f} per unit {self.settings.axis} [{low:+.2f}, {high:+.2f}], "
+            f"{self.anti_steerable:.0%} anti-steerable, null rank {self.null_rank:.3f}"
+        )
+
+
+def item_table(rows: pd.DataFrame, family: str, draw: int, doses: Sequence[float]) -> np.ndarray:
+    """Metric values of one arm, shape [items, doses], at the doses given; dose 0 is every arm's baseline."""
+    arm: Any = rows[(rows.family == family) & (rows.draw == draw)]
+    base: Any = rows[(rows.family == "vector") & (rows.dose == 0)]
+    columns = []
+    for dose in doses:
+        found = arm[arm.dose == dose]
+        chosen = base if found.empty and dose == 0 else found
+        columns.append(chosen.sort_values("item").value.to_numpy())
+    return np.stack(columns, axis=1)
+
+
+def _summarise(rows: pd.DataFrame, cost: pd.DataFrame, settings: EffectSettings) -> dict[str, Any]:
+    real: Any = rows[rows.family == "vector"]
+    items = real.drop_duplicates("item").sort_values("item")[["item", "group"]].reset_index(drop=True)
+    affordable = set(cost[cost.ppl_ratio <= settings.max_ppl_ratio].dose)
+    fitted = sorted(float(dose) for dose in real.dose.unique() if dose in affordable)
+    slopes = np.full(len(items), np.nan)
+    if len(fitted) >= 2:
+        slopes = least_squares_slopes(np.array(fitted), item_table(rows, "vector", 0, fitted))
+    ci = (math.nan, math.nan)
+    if np.isfinite(slopes).all():
+        interval = cluster_bootstrap_mean(
+            slopes, items.group.tolist(), level=settings.level, n_resamples=settings.n_resamples, seed=settings.seed
+        )
+        ci = (interval.low, interval.high)
+    nulls, rank_slope = _null_slopes(rows, fitted)
+    summary = {
+        "fitted_doses": fitted,
+        "item_slopes": items.assign(slope=slopes),
+        "slope": float(slopes.mean()),
+        "ci": ci,
+        "anti_steerable": float((slopes < 0).mean()) if np.isfinite(slopes).all() else math.nan,
+        "null_slopes": nulls,
+        "rank_slope": rank_slope,
+        "null_ranks": {
+            family: null_rank(rank_slope, nulls[nulls.family == family].slope.to_numpy())
+            for family in RANKED_FAMILIES
+            if (nulls.family == family).any()
+        },
+    }
+    verdict, reasons = _judge(summary, settings)
+    return summary | {"verdict": verdict, "reasons": reasons}
+
+
+def outermost(doses: Sequence[float]) -> list[float]:
+    """The two doses farthest apart; control arms run at these."""
+    return [min(doses), max(doses)]
+
+
+def _null_slopes(rows: pd.DataFrame, fitted: Sequence[float]) -> tuple[pd.DataFrame, float]:
+    columns = ["family", "draw", "slope"]
+    if len(fitted) < 2:
+        return pd.DataFrame([], columns=columns), math.nan
+    ends = outermost(fitted)
+
+    def slope(family: str, draw: int) -> float:
+        return float(least_squares_slopes(np.array(ends), item_table(rows, family, draw, ends)).mean())
+
+    arms: Any = rows.loc[rows.family != "vector", ["family", "draw"]]
+    found = [(family, draw, slope(family, draw)) for family, draw in arms.drop_duplicates().itertuples(index=False)]
+    return pd.DataFrame(found, columns=columns), slope("vector", 0)
+
+
+def _judge(summary: Mapping[str, Any], settings: EffectSettings) -> tuple[str, list[str]]:
+    fitted = summary["fitted_doses"]
+    if len(fitted) < MIN_DOSES:
+        return "collapsed", [
+            f"Only {len(fitted)} doses keep the perplexity ratio within {settings.max_ppl_ratio:g}; a fit needs "
+            f"{MIN_DOSES}. Use smaller doses."
+        ]
+    low, high = summary["ci"]
+    excludes = low > 0 or high < 0
+    level = f"{settings.level:.0%}"
+    if math.isnan(low):
+        reasons = ["All items share one group, so no interval exists; use items of several groups."]
+    else:
+        side = "excludes" if excludes else "includes"
+        reasons = [f"The {level} interval [{low:.2f}, {high:.2f}] {side} 0."]
+    ranks = summary["null_ranks"]
+    if not ranks:
+        reasons.append("No null family was run, so nothing tells this from a random direction.")
+    nulls = summary["null_slopes"]
+    for family, rank in ranks.items():
+        reasons.append(_rank_reason(family, rank, int((nulls.family == family).sum())))
+    passed = excludes and bool(ranks) and all(rank <= RANK_LEVEL for rank in ranks.values())
+    return ("effect" if passed else "no effect"), reasons
+
+
+def _rank_reason(family: str, rank: float, draws: int) -> str:
+    floor = rank_floor(draws)
+    names = {"random": "random directions", "shuffled": "vectors of balanced label flips"}
+    beyond = "beyond" if rank <= RANK_LEVEL else "not beyond"
+    reason = f"Rank {rank:.3f} against {draws} {names[family]} (it cannot be below {floor:.3f}): {beyond} this null."
+    return reason if floor <= RANK_LEVEL else reason + " Too few draws for a verdict of effect; use at least 19."

@@ -1,0 +1,135 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steerlab.core.errors import DataError
+from steerlab.core.pairs import ContrastPairs, balanced_flips
+
+
+def pairs(n, groups=None):
+    return ContrastPairs.from_lists([f"good {i}" for i in range(n)], [f"bad {i}" for i in range(n)], groups)
+
+
+def write(tmp_path, rows):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def test_from_jsonl(tmp_path):
+    path = write(
+        tmp_path,
+        [
+            {"positive": "a", "negative": "b", "frame": "x", "split": "train"},
+            {"positive": "c", "negative": "d", "frame": 0, "split": "train"},
+            {"positive": "e", "negative": "f", "frame": "x", "split": "test"},
+        ],
+    )
+    loaded = ContrastPairs.from_jsonl(path, group="frame", split="train")
+    assert list(loaded) == [("a", "b"), ("c", "d")]
+    assert loaded.groups == ("x", "0")
+    assert len(ContrastPairs.from_jsonl(path)) == 3
+
+
+def test_from_jsonl_takes_chats_and_ids(tmp_path):
+    chat = [{"role": "user", "content": "hi"}]
+    path = write(tmp_path, [{"positive": chat, "negative": [1, 2]}])
+    assert list(ContrastPairs.from_jsonl(path)) == [(chat, [1, 2])]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"positive": "c", "g": "x"},
+        {"positive": "", "negative": "d", "g": "x"},
+        {"positive": "c", "negative": None, "g": "x"},
+        {"positive": 5, "negative": "d", "g": "x"},
+        {"positive": "c", "negative": {"text": "d"}, "g": "x"},
+        {"positive": ["c"], "negative": "d", "g": "x"},
+        {"positive": "c", "negative": "d", "g": None},
+    ],
+)
+def test_a_bad_row_is_named_by_its_line(tmp_path, bad):
+    good = {"positive": "a", "negative": "b", "g": "x"}
+    with pytest.raises(DataError, match=r"pairs\.jsonl:2"):
+        ContrastPairs.from_jsonl(write(tmp_path, [good, bad]), group="g")
+
+
+def test_an_empty_selection_is_refused(tmp_path):
+    path = write(tmp_path, [{"positive": "a", "negative": "b"}])
+    with pytest.raises(DataError, match="split 'test'"):
+        ContrastPairs.from_jsonl(path, split="test")
+
+
+def test_lists_must_match():
+    with pytest.raises(DataError, match="2, 1 and 2"):
+        ContrastPairs.from_lists(["a", "b"], ["c"])
+    with pytest.raises(DataError, match="no contrast pairs"):
+        ContrastPairs.from_lists([], [])
+    with pytest.raises(DataError, match="Pair 1"):
+        ContrastPairs.from_lists(["a", "b"], ["c", ""])
+
+
+def test_hash_follows_content_and_order():
+    assert pairs(3).hash == pairs(3).hash
+    assert pairs(3).hash != pairs(3).take([1, 0, 2]).hash
+    assert pairs(3).hash != pairs(3, ["a", "a", "b"]).hash
+    assert pairs(2).flipped([True, False]).hash != pairs(2).hash
+
+
+def test_flipped_exchanges_the_marked_pairs():
+    assert list(pairs(2).flipped([True, False])) == [("bad 0", "good 0"), ("good 1", "bad 1")]
+    with pytest.raises(DataError, match="2 pairs and 1 flips"):
+        pairs(2).flipped([True])
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=30), st.integers(0, 5))
+def test_a_split_keeps_groups_whole_and_loses_nothing(groups, seed):
+    whole = pairs(len(groups), [str(g) for g in groups])
+    try:
+        left, right = whole.split(0.6, seed=seed)
+    except DataError:
+        return
+    assert not set(left.groups) & set(right.groups)
+    assert sorted([*left, *right]) == sorted(whole)
+
+
+def test_split_is_close_to_the_fraction_and_repeats():
+    whole = pairs(40, [str(i // 4) for i in range(40)])
+    left, right = whole.split(0.8, seed=3)
+    assert (len(left), len(right)) == (32, 8)
+    assert whole.split(0.8, seed=3)[0] == left
+    assert any(whole.split(0.8, seed=s)[0] != left for s in range(5))
+
+
+def test_one_group_cannot_be_split():
+    with pytest.raises(DataError, match="one side would be empty"):
+        pairs(4, ["a"] * 4).split()
+    with pytest.raises(DataError, match="fraction"):
+        pairs(4).split(1.0)
+
+
+def test_a_text_on_both_sides_of_a_split_is_a_leak():
+    leaky = ContrastPairs.from_lists(["same", "same"], ["b", "d"])
+    with pytest.raises(DataError, match="'same'"):
+        leaky.split(0.5)
+    crossed = ContrastPairs.from_lists(["same", "c"], ["b", "same"])
+    with pytest.raises(DataError, match="'same'"):
+        crossed.split(0.5)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.integers(0, 100))
+def test_balanced_flips_flip_half_of_every_group(groups, seed):
+    flips = np.array(balanced_flips(groups, np.random.default_rng(seed)))
+    for name in set(groups):
+        inside = flips[np.array(groups) == name]
+        assert inside.sum() in {len(inside) // 2, (len(inside) + 1) // 2}
+
+
+def test_balanced_flips_reach_every_pair_and_both_sides_of_an_odd_one():
+    draws = np.array([balanced_flips(list("aaab"), np.random.default_rng(s)) for s in range(200)])
+    assert draws.any(axis=0).all()
+    assert (~draws).any(axis=0).all()

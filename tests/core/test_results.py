@@ -1,0 +1,76 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from steerlab.core.errors import HookPointError, InputError
+from steerlab.core.results import Activations, Completion, Generations, Score, Scores, check_pool
+
+
+def completion(prompt_index=0, log_probs=(-1.0, -2.0), log_qs=(-0.5, -0.25)):
+    return Completion(" a b", [1, 2], "length", prompt_index, 0, list(log_probs), list(log_qs))
+
+
+def test_completion_sums_its_tokens():
+    assert completion().log_prob == -3.0
+    assert completion().log_q == -0.75
+    assert completion(log_qs=(-0.5, -math.inf)).log_q == -math.inf
+
+
+def test_generations_are_a_sequence_with_a_frame():
+    generations = Generations((completion(), completion(1)), ((7,), (8, 9)))
+    assert len(generations) == 2
+    assert [c.prompt_index for c in generations] == [0, 1]
+    assert generations[-1] is generations.completions[1]
+    frame = generations.to_frame()
+    assert list(frame.index) == [0, 1]
+    assert list(frame.columns) == [
+        "prompt_index",
+        "sample_index",
+        "text",
+        "num_tokens",
+        "finish_reason",
+        "log_prob",
+        "log_q",
+    ]
+    assert frame.num_tokens.tolist() == [2, 2]
+
+
+def test_perplexity_is_per_token():
+    score = Score(0, 1, (4, 5), (-1.0, -3.0), "clean")
+    assert (score.log_prob, score.num_tokens, score.mean_log_prob) == (-4.0, 2, -2.0)
+    assert score.perplexity == pytest.approx(math.exp(2.0))
+
+
+def test_hopeless_targets_have_infinite_perplexity():
+    assert Score(0, 0, (4,), (-800.0,), "clean").perplexity == math.inf
+    assert Score(0, 0, (4,), (-math.inf,), "clean").perplexity == math.inf
+
+
+def test_scores_frame_has_the_promised_columns():
+    scores = Scores((Score(0, 0, (4, 5), (-1.0, -3.0), "clean"), Score(1, 0, (6,), (-0.5,), "merged")))
+    frame = scores.to_frame()
+    expected = "prompt_index target_index log_prob num_tokens mean_log_prob perplexity boundary".split()
+    assert list(frame.columns) == expected
+    assert list(frame.index) == [0, 1]
+    assert frame.boundary.tolist() == ["clean", "merged"]
+    assert np.allclose(scores.log_prob, [-4, -0.5])
+    assert scores.of(1) == [scores[1]]
+    assert scores.token_ids == [(4, 5), (6,)]
+
+
+def test_activations_cut_out_one_prompt():
+    values = torch.arange(10.0).reshape(5, 2)
+    acts = Activations("resid_post", (3,), (values,), ((0, 2), (1, 3, 4)), None, ((9,), (9,)))
+    assert torch.equal(acts.of(1, 3), values[2:])
+    assert acts.stack().shape == (1, 5, 2)
+    with pytest.raises(HookPointError, match=r"captured layers: \[3\]"):
+        acts[4]
+
+
+def test_pools():
+    assert check_pool("mean") == "mean"
+    assert check_pool(None) is None
+    with pytest.raises(InputError, match="'max'"):
+        check_pool("max")

@@ -1,0 +1,102 @@
+import math
+
+import numpy as np
+import pytest
+
+from tests.experiment.frames import DOSES, make_effect
+
+
+def test_slopes_are_those_of_the_items() -> None:
+    effect = make_effect([2.0, 4.0, -1.0])
+    assert effect.item_slopes.slope.to_numpy() == pytest.approx([2.0, 4.0, -1.0])
+    assert effect.slope == pytest.approx(5 / 3)
+    assert effect.anti_steerable == pytest.approx(1 / 3)
+
+
+def test_an_effect_needs_interval_and_every_rank() -> None:
+    small = list(np.linspace(-1, 1, 20))
+    effect = make_effect([9.0, 10.0, 11.0, 10.5], nulls={"random": small, "shuffled": small})
+    assert effect.verdict == "effect"
+    assert effect.null_ranks == {"random": pytest.approx(1 / 21), "shuffled": pytest.approx(1 / 21)}
+    assert effect.null_rank == pytest.approx(1 / 21)
+    assert effect.ci[0] <= effect.slope <= effect.ci[1]
+
+
+def test_an_interval_that_excludes_zero_is_not_enough() -> None:
+    large = [12.0, *np.linspace(-1, 1, 19)]
+    effect = make_effect([9.0, 10.0, 11.0, 10.5], nulls={"random": large})
+    assert effect.ci[0] > 0
+    assert effect.null_ranks["random"] == pytest.approx(2 / 21)
+    assert effect.verdict == "no effect"
+
+
+def test_one_family_that_matches_the_vector_decides() -> None:
+    small, large = list(np.linspace(-1, 1, 20)), [-30.0, *np.linspace(-1, 1, 19)]
+    effect = make_effect([9.0, 10.0, 11.0], nulls={"random": small, "shuffled": large})
+    assert effect.verdict == "no effect"
+    assert effect.null_rank == effect.null_ranks["shuffled"]
+
+
+def test_ranks_that_cannot_reach_the_level_are_no_effect_and_say_so() -> None:
+    effect = make_effect([9.0, 10.0, 11.0], nulls={"random": [0.1] * 5})
+    assert effect.null_ranks["random"] == pytest.approx(1 / 6)
+    assert effect.verdict == "no effect"
+    assert any("at least 19" in reason for reason in effect.reasons)
+
+
+def test_without_nulls_nothing_is_claimed() -> None:
+    effect = make_effect([9.0, 10.0, 11.0])
+    assert effect.verdict == "no effect"
+    assert math.isnan(effect.null_rank)
+    assert any("No null family" in reason for reason in effect.reasons)
+
+
+def test_an_interval_around_zero_is_no_effect_whatever_the_ranks() -> None:
+    effect = make_effect([10.0, -9.0, 8.0, -7.0], nulls={"random": [0.0] * 20})
+    assert effect.ci[0] < 0 < effect.ci[1]
+    assert effect.verdict == "no effect"
+
+
+def test_costly_doses_enter_no_fit() -> None:
+    effect = make_effect([2.0, 3.0], ratios={0.2: 1.6})
+    assert effect.fitted_doses == DOSES[:-1]
+    assert effect.slope == pytest.approx(2.5)
+
+
+def test_fewer_than_three_affordable_doses_is_collapse() -> None:
+    effect = make_effect([2.0, 3.0], ratios={-0.2: 9.0, -0.1: 2.0, 0.2: 1.51}, nulls={"random": [0.0] * 20})
+    assert effect.fitted_doses == [0.0, 0.1]
+    assert effect.verdict == "collapsed"
+    assert "smaller doses" in effect.reasons[0]
+
+
+def test_the_bound_itself_is_affordable() -> None:
+    assert make_effect([2.0, 3.0], ratios={0.2: 1.5}).fitted_doses == DOSES
+
+
+def test_no_affordable_dose_gives_nan_not_zero() -> None:
+    effect = make_effect([2.0, 3.0], ratios=dict.fromkeys(DOSES, 2.0))
+    assert effect.verdict == "collapsed"
+    assert math.isnan(effect.slope)
+    assert math.isnan(effect.anti_steerable)
+    assert math.isnan(effect.ci[0])
+
+
+def test_one_group_has_no_interval() -> None:
+    effect = make_effect([2.0, 3.0], groups=["a", "a"], nulls={"random": [0.0] * 20})
+    assert math.isnan(effect.ci[0])
+    assert effect.verdict == "no effect"
+
+
+def test_items_of_one_group_are_resampled_together() -> None:
+    slopes = [1.0] * 10 + [5.0] * 10
+    apart = make_effect(slopes)
+    together = make_effect(slopes, groups=["a"] * 10 + ["b"] * 10)
+    assert together.ci[1] - together.ci[0] > 2 * (apart.ci[1] - apart.ci[0])
+
+
+def test_summary_is_plain_data() -> None:
+    summary = make_effect([2.0, 3.0], nulls={"random": [0.0] * 20}).summary()
+    assert summary["n_items"] == 2
+    assert summary["verdict"] == "effect"
+    assert summary["settings"]["max_ppl_ratio"] == 1.5

@@ -1,0 +1,159 @@
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import steerlab as sl
+from steerlab.core.errors import InputError, RunError
+
+PAIRS = sl.ContrastPairs.from_lists(
+    ["the cat ran home", "a dog sat down", "the bird flew off", "a fish swam by"],
+    ["the cat ran away", "a dog stood up", "the bird came back", "a fish swam on"],
+    ["x", "x", "y", "y"],
+)
+TARGETS = sl.Targets.from_records(
+    [
+        {"prompt": prompt, "target": target, "label": label, "group": group}
+        for prompt, group in [("the cat", "a"), ("a dog", "a"), ("the bird", "b"), ("a fish", "c")]
+        for target, label in [(" ran", 1), (" sat down", 1), (" flew off", -1)]
+    ]
+)
+TEXTS = ["the cat ran home and the dog sat down", "a bird flew off"]
+DOSES = [-0.2, 0.0, 0.1, 0.2]
+
+
+@pytest.fixture(scope="module")
+def experiment(tiny_llama_engine: sl.LensEngine, tmp_path_factory: pytest.TempPathFactory) -> sl.Experiment:
+    exp = sl.Experiment("tiny", tiny_llama_engine, root=tmp_path_factory.mktemp("runs"), seed=3)
+    vectors = exp.extract(PAIRS, layers=[1])
+    plan = sl.Plan(sl.add(vectors[1], dose=1.0))
+    controls = sl.Controls(random=19, shuffled=19, wrong_layer=True)
+    exp.effect(plan, TARGETS, DOSES, controls=controls, pairs=PAIRS, neutral=TEXTS, max_ppl_ratio=50.0)
+    exp.entropy(plan.scaled(0.2), TEXTS)
+    exp.cost(plan, TEXTS, doses=[0, 0.2])
+    exp.generate(plan, ["the cat", "a dog"], doses=[0, 0.2], max_new_tokens=6)
+    return exp
+
+
+def test_rows_hold_every_arm_dose_and_item(experiment: sl.Experiment) -> None:
+    rows = experiment.effects[0].rows
+    assert len(rows) == len(TARGETS) * (len(DOSES) + 2 * (19 + 19 + 1))
+    assert not rows.isna().any().any()
+    assert isinstance(rows.index, pd.RangeIndex)
+    assert rows.groupby(["family", "draw", "dose"]).size().eq(len(TARGETS)).all()
+
+
+def test_values_are_margins_of_exact_scores(experiment: sl.Experiment) -> None:
+    effect, plan = experiment.results.effects[0]
+    scores = experiment.score(plan.scaled(0.2), TARGETS)
+    by_item = scores.log_prob.reshape(len(TARGETS), 3)
+    margins = by_item[:, :2].mean(axis=1) - by_item[:, 2]
+    real = effect.rows.query("family == 'vector' and dose == 0.2")
+    assert real.value.to_numpy() == pytest.approx(margins, abs=1e-5)
+
+
+def test_dose_zero_is_the_unsteered_model(experiment: sl.Experiment) -> None:
+    scores = experiment.score(None, TARGETS).log_prob.reshape(len(TARGETS), 3)
+    base = experiment.effects[0].rows.query("family == 'vector' and dose == 0")
+    assert base.value.to_numpy() == pytest.approx(scores[:, :2].mean(axis=1) - scores[:, 2], abs=1e-5)
+    assert experiment.effects[0].cost.set_index("dose").ppl_ratio[0.0] == 1.0
+
+
+def test_the_axis_says_what_the_doses_are(experiment: sl.Experiment) -> None:
+    vector = experiment.results.vectors[0][1]
+    assert experiment.effects[0].settings.axis == "dose"
+    options = {"controls": sl.Controls(random=0), "neutral": TEXTS}
+    other = sl.Experiment("other", experiment.engine)
+    assert other.effect(sl.Plan(sl.add(vector, dose=0.2)), TARGETS, [0, 1], **options).settings.axis == "scale"
+    assert other.effect(sl.Plan(sl.ablate(vector)), TARGETS, [0, 1], **options).settings.axis == "scale"
+
+
+def test_seeds_repeat_a_whole_effect(experiment: sl.Experiment) -> None:
+    again = sl.Experiment("again", experiment.engine, seed=3)
+    plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0))
+    controls = sl.Controls(random=19, shuffled=19, wrong_layer=True)
+    effect = again.effect(plan, TARGETS, DOSES, controls=controls, pairs=PAIRS, neutral=TEXTS, max_ppl_ratio=50.0)
+    pd.testing.assert_frame_equal(effect.rows, experiment.effects[0].rows)
+    assert effect.summary() == experiment.effects[0].summary()
+
+
+def test_generations_are_paired_by_seed(experiment: sl.Experiment) -> None:
+    frame = experiment.results.generations[0]
+    assert frame.dose.tolist() == [0.0, 0.2, 0.0, 0.2]
+    alone = experiment.engine.generate(
+        ["the cat", "a dog"], policy=sl.SamplingPolicy(temperature=0.7, top_p=0.9), max_new_tokens=6, seed=3
+    )
+    assert frame[frame.dose == 0].text.tolist() == alone.texts
+
+
+def test_entropy_is_measured_on_the_same_tokens(experiment: sl.Experiment) -> None:
+    frame = experiment.results.entropies[0]
+    ids = [experiment.engine.tokenizer(text)["input_ids"] for text in TEXTS]
+    assert frame.token_id.tolist()[-1] == ids[1][-1]
+    assert (frame[["base", "steered"]] >= 0).all().all()
+    assert not np.allclose(frame.base, frame.steered)
+
+
+def test_save_and_load_give_the_same_experiment(experiment: sl.Experiment) -> None:
+    path = experiment.save()
+    loaded = sl.Experiment.load(path)
+    assert loaded.effects[0].summary() == experiment.effects[0].summary()
+    pd.testing.assert_frame_equal(loaded.effects[0].rows, experiment.effects[0].rows)
+    assert loaded.results.effects[0][1] == experiment.results.effects[0][1]
+    assert loaded.results.vectors[0][1] == experiment.results.vectors[0][1]
+    for kind in ("costs", "entropies", "generations"):
+        pd.testing.assert_frame_equal(getattr(loaded.results, kind)[0], getattr(experiment.results, kind)[0])
+    assert json.loads((path / "run.json").read_text())["effects"] == 1
+    assert not list(path.rglob("*.tmp"))
+
+
+def test_a_saved_run_reports_without_the_model(experiment: sl.Experiment, tmp_path: Path) -> None:
+    loaded = sl.Experiment.load(experiment.save())
+    page = loaded.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert loaded._engine is None
+    assert page.count("data:image/png;base64,") == 4
+    assert base64.b64decode(re.findall(r"base64,([^\"]+)", page)[0])[:4] == b"\x89PNG"
+    assert not re.search(r"(src|href)=[\"']?(?!data:)", page)
+    assert loaded.effects[0].verdict in page
+    assert experiment.effects[0].plan_hash in page
+
+
+def test_text_in_a_report_is_escaped(experiment: sl.Experiment, tmp_path: Path) -> None:
+    loaded = sl.Experiment.load(experiment.save())
+    loaded.results.generations[0].loc[0, "text"] = "<script>alert(1)</script>"
+    page = loaded.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script>" not in page
+
+
+def test_a_report_needs_an_effect(tiny_llama_engine: sl.LensEngine) -> None:
+    with pytest.raises(RunError, match="measure an effect first"):
+        sl.Experiment("empty", tiny_llama_engine).report()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"run\.json"):
+        sl.Experiment.load(tmp_path)
+
+
+def test_a_damaged_run_is_refused(experiment: sl.Experiment) -> None:
+    path = experiment.save()
+    (path / "effects" / "000" / "rows.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(RunError, match=r"rows\.parquet"):
+        sl.Experiment.load(path)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".."])
+def test_names_become_folders(name: str) -> None:
+    with pytest.raises(InputError, match="folder"):
+        sl.Experiment(name)
+
+
+@pytest.mark.parametrize("doses", [[0.1], [0.1, 0.1], [0.0, float("nan")]])
+def test_doses_are_checked(experiment: sl.Experiment, doses: list[float]) -> None:
+    plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0))
+    with pytest.raises(InputError, match="distinct finite"):
+        experiment.effect(plan, TARGETS, doses)

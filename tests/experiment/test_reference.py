@@ -1,0 +1,52 @@
+"""The main job on the real model: the shipped sentiment vector has an effect, a vector without signal has none."""
+
+import numpy as np
+import pytest
+
+import steerlab as sl
+from steerlab.core.pairs import balanced_flips
+from steerlab.core.shipped import shipped_vectors
+
+DOSES = [-0.2, -0.1, 0.0, 0.1, 0.2]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> sl.ContrastPairs:
+    return sl.ContrastPairs.from_jsonl(shipped_vectors() / "sentiment" / "pairs.jsonl", group="group", split="train")
+
+
+@pytest.fixture(scope="module")
+def targets() -> sl.Targets:
+    return sl.Targets.from_jsonl(shipped_vectors() / "sentiment" / "targets.jsonl", split="test")
+
+
+@pytest.mark.slow
+def test_sentiment_everywhere_is_steep_and_beyond_random_directions(
+    lens_engine: sl.LensEngine, pairs: sl.ContrastPairs, targets: sl.Targets
+) -> None:
+    exp = sl.Experiment("everywhere", lens_engine)
+    vectors = exp.extract(pairs, layers=[14])
+    plan = sl.Plan(sl.add(vectors[14], dose=1.0, where=sl.where.all()))
+    effect = exp.effect(plan, targets, DOSES, controls=sl.Controls(random=20))
+    assert effect.verdict == "effect", effect.reasons
+    assert 17 < effect.slope < 28
+    assert effect.ci[0] > 0
+    assert effect.anti_steerable == 0
+    assert effect.null_slopes.slope.abs().max() < effect.rank_slope / 2
+
+
+@pytest.mark.slow
+def test_balanced_label_flips_have_no_effect(
+    lens_engine: sl.LensEngine, pairs: sl.ContrastPairs, targets: sl.Targets
+) -> None:
+    flipped = pairs.flipped(balanced_flips(pairs.groups, np.random.default_rng(0)))
+    exp = sl.Experiment("null", lens_engine)
+    vectors = exp.extract(flipped, layers=[14])
+    effect = exp.effect(
+        sl.Plan(sl.add(vectors[14], dose=1.0)),
+        targets.take(range(0, len(targets), 2)),
+        DOSES,
+        controls=sl.Controls(random=20, shuffled=20),
+        pairs=flipped,
+    )
+    assert effect.verdict == "no effect", (effect.slope, effect.reasons)

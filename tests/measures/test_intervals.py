@@ -1,0 +1,124 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steerlab.measures import Interval, cluster_bootstrap_mean, least_squares_slopes, null_rank, rank_floor
+
+# --- slopes -------------------------------------------------------------------------------------------------------
+
+
+def test_slopes_worked_by_hand():
+    x = np.array([-1.0, 0.0, 1.0])
+    assert least_squares_slopes(x, np.array([[1.0, 3.0, 5.0], [2.0, 2.0, 2.0], [1.0, 0.0, 0.0]])).tolist() == [
+        2,
+        0,
+        -0.5,
+    ]
+
+
+def test_slopes_equal_scipy_for_uneven_doses():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=7), rng.normal(size=(5, 7))
+    expected = [scipy.stats.linregress(x, row).slope for row in y]
+    assert np.allclose(least_squares_slopes(x, y), expected)
+
+
+@pytest.mark.parametrize("x", [[0.3], [0.2, 0.2, 0.2]])
+def test_one_dose_gives_no_slope(x):
+    with pytest.raises(ValueError, match="two different doses"):
+        least_squares_slopes(np.array(x), np.zeros((2, len(x))))
+
+
+# --- intervals ----------------------------------------------------------------------------------------------------
+
+
+def test_bootstrap_resamples_whole_groups():
+    # Groups a (two items, sum 6) and b (one item, 0): the mean of a resample of two groups is 3, 2 or 0, with
+    # probabilities 1/4, 1/2, 1/4. The 95 % percentile interval is therefore exactly [0, 3].
+    interval = cluster_bootstrap_mean(np.array([2.0, 4.0, 0.0]), ["a", "a", "b"])
+    assert (interval.low, interval.high) == (0, 3)
+    # At a level of 40 % both ends fall into the middle half.
+    middle = cluster_bootstrap_mean(np.array([2.0, 4.0, 0.0]), ["a", "a", "b"], level=0.4)
+    assert (middle.low, middle.high, middle.level) == (2, 2, 0.4)
+
+
+def test_bootstrap_agrees_with_the_full_enumeration():
+    values = np.array([1.0, 5.0, 2.0, 8.0, 4.0, 4.0, 0.0, 7.0])
+    groups = list("aabbbcdd")
+    sums = {g: values[np.array(groups) == g].sum() for g in "abcd"}
+    means = [
+        sum(sums[g] for g in draw) / sum(groups.count(g) for g in draw) for draw in itertools.product("abcd", repeat=4)
+    ]
+    interval = cluster_bootstrap_mean(values, groups, n_resamples=20_000)
+    assert interval.low == pytest.approx(np.quantile(means, 0.025), abs=0.15)
+    assert interval.high == pytest.approx(np.quantile(means, 0.975), abs=0.15)
+
+
+def test_clusters_widen_the_interval():
+    rng = np.random.default_rng(0)
+    values = np.repeat(rng.normal(size=8), 10) + 0.01 * rng.normal(size=80)
+    clustered = cluster_bootstrap_mean(values, [str(i // 10) for i in range(80)])
+    independent = cluster_bootstrap_mean(values, [str(i) for i in range(80)])
+    assert clustered.high - clustered.low > 2 * (independent.high - independent.low)
+
+
+def test_bootstrap_repeats_and_takes_any_group_order():
+    values, groups = np.arange(6.0), list("abcabc")
+    assert cluster_bootstrap_mean(values, groups, seed=1) == cluster_bootstrap_mean(values, groups, seed=1)
+    order = [5, 3, 1, 0, 2, 4]
+    assert cluster_bootstrap_mean(values[order], [groups[i] for i in order], seed=1) == cluster_bootstrap_mean(
+        values, groups, seed=1
+    )
+
+
+def test_equal_values_give_a_point():
+    interval = cluster_bootstrap_mean(np.full(4, 2.0), list("abcd"))
+    assert (interval.low, interval.high) == (2, 2)
+
+
+def test_one_group_has_no_interval():
+    interval = cluster_bootstrap_mean(np.arange(5.0), ["a"] * 5)
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+    assert not interval.excludes_zero
+
+
+def test_missing_values_stay_missing():
+    interval = cluster_bootstrap_mean(np.array([1.0, np.nan, 2.0]), list("abc"))
+    assert not interval.excludes_zero
+
+
+def test_excludes_zero():
+    assert Interval(0.1, 0.2).excludes_zero
+    assert Interval(-0.2, -0.1).excludes_zero
+    assert not Interval(-0.1, 0.1).excludes_zero
+    assert not Interval(0.0, 0.1).excludes_zero
+
+
+# --- ranks --------------------------------------------------------------------------------------------------------
+
+
+def test_null_rank_counts_both_signs_and_ties():
+    nulls = np.array([1.0, -2.0, 7.0])
+    assert null_rank(5.0, nulls) == 0.5
+    assert null_rank(-5.0, nulls) == 0.5
+    assert null_rank(2.0, nulls) == 0.75
+    assert null_rank(10.0, nulls) == 0.25
+
+
+def test_null_rank_without_draws_is_missing():
+    assert math.isnan(null_rank(1.0, np.array([])))
+
+
+def test_twenty_draws_cannot_go_below_their_floor():
+    assert null_rank(99.0, np.zeros(20)) == rank_floor(20) == pytest.approx(0.0476, abs=1e-4)
+
+
+@given(st.floats(-10, 10), st.lists(st.floats(-10, 10), min_size=1, max_size=30))
+def test_null_rank_bounds(effect, nulls):
+    assert rank_floor(len(nulls)) <= null_rank(effect, np.array(nulls)) <= 1

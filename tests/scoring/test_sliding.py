@@ -1,0 +1,202 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+import steerlab as sl
+from steerlab.core.errors import ContextLengthError, InputError, PromptError
+from steerlab.scoring import Perplexity, text_nlls
+from steerlab.scoring.sliding import sliding_windows
+from tests.tiny_models import SENTENCES
+
+TEXT = " ".join(SENTENCES)
+
+sizes = st.integers(2, 40).flatmap(lambda c: st.tuples(st.integers(1, 120), st.just(c), st.integers(1, c)))
+
+
+@pytest.fixture(scope="module")
+def huggingface(tiny_llama_path):
+    return AutoModelForCausalLM.from_pretrained(tiny_llama_path, attn_implementation="eager")
+
+
+def reference_nlls(model, ids, context, stride, first=1):
+    """Each token's nll from a whole uncached window, written independently: token k's window is the one that adds it."""
+    found = []
+    for k in range(first, len(ids)):
+        if k < context:
+            start = 0
+        else:
+            step = min(stride, context - 1)
+            stop = min(context + step * math.ceil((k + 1 - context) / step), len(ids))
+            start = max(0, stop - context)
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[start:k]])).logits[0, -1].double()
+        found.append(-logits.log_softmax(-1)[ids[k]].item())
+    return found
+
+
+# --- windows ------------------------------------------------------------------------------------------------------
+
+
+@given(sizes, st.booleans())
+def test_each_token_is_scored_once_within_the_context(size, score_first):
+    n_tokens, context, stride = size
+    windows = sliding_windows(n_tokens, context, stride, score_first=score_first)
+    scored = [k for w in windows for k in range(w.first_scored, w.stop)]
+    assert scored == list(range(0 if score_first else 1, n_tokens))
+    assert all(w.stop - w.start <= context for w in windows)
+    for window in windows[1:]:
+        assert 1 <= window.stop - window.first_scored <= stride
+        assert window.start < window.first_scored
+        assert window.stop - window.start == context
+
+
+def test_the_documented_example():
+    windows = sliding_windows(10, 4, 2)
+    assert [(w.start, w.first_scored, w.stop) for w in windows] == [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 10)]
+
+
+def test_stride_at_context_still_conditions_on_a_scored_token():
+    assert [(w.start, w.first_scored, w.stop) for w in sliding_windows(10, 4, 4)] == [(0, 1, 4), (3, 4, 7), (6, 7, 10)]
+
+
+@pytest.mark.parametrize(
+    ("context", "stride"), [(1, 1), (0, 1), (4, 0), (4, 5), (4, -1), (4, 1.5), (4.0, 2), (True, 1)]
+)
+def test_bad_windows_are_refused(context, stride):
+    with pytest.raises(InputError):
+        sliding_windows(10, context, stride)
+
+
+# --- perplexity ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("context", "stride"), [(24, 24), (24, 10), (256, 256)])
+def test_equals_an_independent_computation(tiny_llama_engine, huggingface, context, stride):
+    ids = tiny_llama_engine.tokenizer(TEXT)["input_ids"][:90]
+    found = sl.perplexity(tiny_llama_engine, ids, context_length=context, stride=stride)
+    expected = reference_nlls(huggingface, ids, context, stride)
+    assert found.num_tokens == len(ids) - 1
+    assert found.token_nlls.tolist() == pytest.approx(expected, abs=1e-4)
+    assert found.nll == pytest.approx(np.mean(expected), abs=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(np.mean(expected)), rel=1e-4)
+
+
+def test_windows_are_weighted_by_tokens_and_strides_agree_on_the_count(tiny_llama_engine):
+    ids = tiny_llama_engine.tokenizer(TEXT)["input_ids"][:31]
+    # at context 30 the second window scores one token alone
+    found = sl.perplexity(tiny_llama_engine, ids, context_length=30)
+    first, second = found.token_nlls[:29], found.token_nlls[29:]
+    assert len(second) == 1
+    assert found.nll == pytest.approx((first.sum() + second.sum()) / 30)
+    assert found.nll != pytest.approx((first.mean() + second.mean()) / 2, abs=1e-3)
+    assert sl.perplexity(tiny_llama_engine, ids, context_length=30, stride=7).num_tokens == 30
+
+
+def test_the_real_model_on_its_own_prose(lens_engine):
+    text = "The ferry leaves the harbour at seven in the morning and comes back before noon."
+    found = sl.perplexity(lens_engine, text, context_length=12, stride=4)
+    ids = lens_engine.tokenizer(text)["input_ids"]
+    assert found.num_tokens == len(ids) - 1
+    assert 5 < found.perplexity < 200
+
+
+def test_bits_per_byte(tiny_llama_engine):
+    text = "naïve café"
+    found = sl.perplexity(tiny_llama_engine, text)
+    tokens = tiny_llama_engine.tokenizer(text)["input_ids"]
+    first = tiny_llama_engine.tokenizer.decode(tokens[:1])
+    assert found.num_bytes == len(text.encode()) - len(first.encode())
+    assert found.bits_per_byte == pytest.approx(found.token_nlls.sum() / math.log(2) / found.num_bytes)
+
+
+@pytest.mark.parametrize("text", ["東京 is a city.", "✓ done"])
+def test_a_first_character_split_over_tokens_counts_whole(tiny_llama_engine, text):
+    tokens = tiny_llama_engine.tokenizer(text)["input_ids"]
+    assert tiny_llama_engine.tokenizer.decode(tokens[:1]) == "\ufffd"
+    assert sl.perplexity(tiny_llama_engine, text).num_bytes == len(text.encode())
+
+
+def test_bos_before_each_window_scores_the_first_token_too(tiny_llama_engine, huggingface):
+    tokenizer = tiny_llama_engine.tokenizer
+    ids = tokenizer(TEXT)["input_ids"][:40]
+    found = sl.perplexity(tiny_llama_engine, ids, context_length=20, stride=10, bos_each_window=True)
+    assert found.num_tokens == 40
+    with torch.no_grad():
+        logits = huggingface(torch.tensor([[tokenizer.bos_token_id, *ids[:18]]])).logits[0].double().log_softmax(-1)
+    expected = [-logits[k, ids[k]].item() for k in range(19)]
+    assert found.token_nlls[:19].tolist() == pytest.approx(expected, abs=1e-4)
+    with_bos = sl.perplexity(
+        tiny_llama_engine, [tokenizer.bos_token_id, *ids], context_length=20, stride=10, bos_each_window=True
+    )
+    assert np.array_equal(with_bos.token_nlls, found.token_nlls)
+
+
+def test_a_plan_at_scale_zero_changes_nothing_and_a_real_one_edits_every_token(tiny_llama_engine):
+    torch.manual_seed(0)
+    v = sl.SteeringVector.from_tensor(torch.randn(64), layer=1)
+    plan = sl.Plan(sl.add(v, coef=3.0))
+    options = {"context_length": 24, "stride": 12}
+    plain = sl.perplexity(tiny_llama_engine, TEXT[:120], **options)
+    zero = sl.perplexity(tiny_llama_engine, TEXT[:120], plan=plan.scaled(0.0), **options)
+    assert np.array_equal(zero.token_nlls, plain.token_nlls)
+    steered = sl.perplexity(tiny_llama_engine, TEXT[:120], plan=plan, **options)
+    assert (steered.token_nlls != plain.token_nlls).all()
+    everywhere = sl.Plan(sl.add(v, coef=3.0, where=sl.where.all()))
+    assert np.array_equal(
+        sl.perplexity(tiny_llama_engine, TEXT[:120], plan=everywhere, **options).token_nlls, steered.token_nlls
+    )
+
+
+@pytest.mark.parametrize("as_given", [list, tuple, torch.tensor, np.array])
+def test_ids_of_any_kind(tiny_llama_engine, as_given):
+    ids = tiny_llama_engine.tokenizer(SENTENCES[0])["input_ids"]
+    assert sl.perplexity(tiny_llama_engine, as_given(ids)).nll == sl.perplexity(tiny_llama_engine, SENTENCES[0]).nll
+
+
+@pytest.mark.parametrize("text", ["", [], [5], ["two", "texts"]])
+def test_nothing_to_score_is_refused(tiny_llama_engine, text):
+    with pytest.raises(PromptError):
+        sl.perplexity(tiny_llama_engine, text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"context_length": 257},
+        {"context_length": 1},
+        {"context_length": 8, "stride": 9},
+        {"context_length": 8, "stride": 9, "bos_each_window": True},
+        {"stride": 1000},
+        {"stride": 0},
+        {"context_length": 2, "bos_each_window": True},
+        {"context_length": 8.0},
+    ],
+)
+def test_bad_context_and_stride_are_refused(tiny_llama_engine, options):
+    with pytest.raises(InputError):
+        sl.perplexity(tiny_llama_engine, TEXT, **options)
+
+
+def test_hopeless_texts_have_infinite_perplexity():
+    assert Perplexity(800.0, 1, 1, 2, 1, np.array([800.0])).perplexity == math.inf
+
+
+# --- many texts ---------------------------------------------------------------------------------------------------
+
+
+def test_text_nlls_equal_perplexity_of_each(tiny_llama_engine):
+    found = text_nlls(tiny_llama_engine, SENTENCES[:3])
+    for nlls, text in zip(found, SENTENCES[:3], strict=True):
+        assert nlls.tolist() == pytest.approx(sl.perplexity(tiny_llama_engine, text).token_nlls.tolist(), abs=1e-5)
+
+
+def test_text_nlls_refuse_what_cannot_be_scored(tiny_llama_engine):
+    with pytest.raises(PromptError, match="Text 1"):
+        text_nlls(tiny_llama_engine, [SENTENCES[0], [5]])
+    with pytest.raises(ContextLengthError):
+        text_nlls(tiny_llama_engine, [[5] * 300])
