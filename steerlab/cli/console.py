@@ -36,7 +36,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_co
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
         is_text = index < text_columns
         table.add_column(column, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)

@@ -1,5 +1,7 @@
 """Results of an experiment as text and tables."""
 
+import math
+
 import pandas as pd
 
 import steerlab as sl
@@ -21,10 +23,8 @@ def show_effect(effect: sl.Effect) -> None:
         for dose in effect.doses
     ]
     show_table([axis, metric, "perplexity ratio", "fitted"], rows, text_columns=0)
-    low, high = effect.ci
-    say(f"slope             {effect.slope:+.2f} per unit {axis}")
-    say(f"{effect.settings.level:.0%} interval      {low:+.2f} to {high:+.2f}, prompts resampled by group")
-    say(f"anti-steerable    {effect.anti_steerable:.0%} of {len(effect.item_slopes)} prompts")
+    say()
+    _show_slope(effect)
     for family, rank in effect.null_ranks.items():
         slopes = effect.null_slopes[effect.null_slopes.family == family].slope
         found = f"null rank         {rank:.3f} against {len(slopes)} {FAMILIES[family]}"
@@ -34,6 +34,21 @@ def show_effect(effect: sl.Effect) -> None:
     say(f"verdict           {effect.verdict}", style=STYLES[effect.verdict])
     for reason in effect.reasons:
         say(f"  · {reason}")
+
+
+def _show_slope(effect: sl.Effect) -> None:
+    if math.isnan(effect.slope):
+        say("slope             none: fewer than two doses stay within the cost bound")
+        return
+    say(f"slope             {effect.slope:+.2f} per unit {effect.settings.axis}")
+    low, high = effect.ci
+    interval = (
+        "none: all prompts share one group"
+        if math.isnan(low)
+        else f"{low:+.2f} to {high:+.2f}, prompts resampled by group"
+    )
+    say(f"{f'{effect.settings.level:.0%} interval':<17} {interval}")
+    say(f"anti-steerable    {effect.anti_steerable:.0%} of {len(effect.item_slopes)} prompts")
 
 
 def show_entropy(frame: pd.DataFrame, *, dose: float, axis: str) -> None:
@@ -48,8 +63,8 @@ def show_samples(frame: pd.DataFrame) -> None:
     for _, part in list(first.groupby("prompt_index", sort=True))[:SHOWN_PROMPTS]:
         say()
         say(f"{part.prompt.iloc[0]} …", style="bold")
-        for row in part.itertuples():
-            say(f"  {row.dose:+5g}  {' '.join(str(row.text).split())}")
+        for dose, text in zip(part.dose, part.text, strict=True):
+            say(f"  {dose:+5g}  {' '.join(str(text).split())}")
 
 
 def _metric_name(effect: sl.Effect) -> str:

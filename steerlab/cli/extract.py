@@ -7,7 +7,7 @@ import typer
 
 import steerlab as sl
 from steerlab.cli.console import say
-from steerlab.cli.loading import check_writable, load_engine
+from steerlab.cli.loading import check_writable, loaded
 from steerlab.cli.options import DEFAULT_MODEL, Dtype, DtypeOption, ModelOption
 
 
@@ -27,7 +27,7 @@ def extract(
     """Extract a steering vector from contrast pairs."""
     check_writable(out)
     data = sl.ContrastPairs.from_jsonl(pairs, positive=positive, negative=negative, group=group, split=split)
-    with load_engine(model, dtype) as engine:
+    with loaded(model, dtype) as engine:
         vectors = sl.extract(engine, data, method, site, [layer], name=out.stem)
     vector = vectors.by_layer[0]
     vector.save(out)

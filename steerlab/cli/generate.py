@@ -6,7 +6,7 @@ import typer
 
 import steerlab as sl
 from steerlab.cli.console import say, show_json
-from steerlab.cli.loading import load_engine, make_plan
+from steerlab.cli.loading import loaded, make_plan
 from steerlab.cli.options import (
     DEFAULT_MODEL,
     CoefOption,
@@ -47,7 +47,7 @@ def generate(
     """Generate from prompts, steered or not."""
     policy = sl.SamplingPolicy(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
     plan = make_plan(vector, layer, dose, coef, where)
-    with load_engine(model, dtype) as engine:
+    with loaded(model, dtype) as engine:
         made = engine.generate(
             prompt,
             plan=plan,

@@ -9,10 +9,11 @@ import steerlab as sl
 from steerlab.cli.options import Dtype, Position
 
 
-def load_engine(model: str, dtype: Dtype) -> "sl.LensEngine":
-    """The engine, loaded without its libraries' log lines and bars."""
-    with quiet_loading():
-        return sl.load(model, dtype=dtype.value)
+@contextmanager
+def loaded(model: str, dtype: Dtype) -> "Iterator[sl.LensEngine]":
+    """The engine, closed at the end, with transformers kept quiet meanwhile."""
+    with quiet_transformers(), sl.load(model, dtype=dtype.value) as engine:
+        yield engine
 
 
 def make_plan(
@@ -87,7 +88,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
 
 
 @contextmanager
-def quiet_loading() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Turns off transformers' log lines and bars for a while; the bars of a download stay."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging

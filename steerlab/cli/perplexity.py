@@ -7,7 +7,7 @@ import typer
 
 import steerlab as sl
 from steerlab.cli.console import say, show_json
-from steerlab.cli.loading import load_engine, make_plan, read_text
+from steerlab.cli.loading import loaded, make_plan, read_text
 from steerlab.cli.options import (
     DEFAULT_MODEL,
     CoefOption,
@@ -51,7 +51,7 @@ def perplexity(
         raise sl.InputError("Say which text: either --file or --text.")
     content = read_text(file) if file is not None else str(text)
     plan = make_plan(vector, layer, dose, coef, where)
-    with load_engine(model, dtype) as engine:
+    with loaded(model, dtype) as engine:
         found = sl.perplexity(engine, content, context_length=context_length, stride=stride, plan=plan)
     if as_json:
         names = ["perplexity", "nll", "num_tokens", "bits_per_byte", "context_length", "stride"]

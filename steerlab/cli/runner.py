@@ -11,7 +11,7 @@ import pandas as pd
 import steerlab as sl
 from steerlab.cli.console import say
 from steerlab.cli.display import show_effect, show_entropy, show_samples
-from steerlab.cli.loading import check_writable, quiet_loading, read_text
+from steerlab.cli.loading import check_writable, quiet_transformers, read_text
 from steerlab.cli.spec import ControlsSpec, ExperimentSpec
 
 
@@ -45,6 +45,7 @@ class Inputs:
     controls: sl.Controls
     policy: sl.SamplingPolicy
     prompts: list[str]
+    neutral: list[str] | None
     experiment: sl.Experiment
 
 
@@ -61,15 +62,14 @@ def run_experiment(spec: ExperimentSpec, *, source: Path | None = None) -> None:
     started = time.perf_counter()
     blame = Blame(source)
     inputs = _read_inputs(spec, blame)
-    exp = inputs.experiment
-    vector = _extract(spec, inputs, blame)
-    with blame("plan"):
-        plan = spec.plan.plan(vector)
-    effect = _measure(spec, inputs, plan, blame)
-    entropy = _entropy(spec, inputs, plan, blame)
-    samples = _generate(spec, inputs, plan, blame)
-    exp.save()
-    report = exp.report() if spec.report else None
+    with quiet_transformers():
+        vector = _extract(spec, inputs, blame)
+        with blame("plan"):
+            plan = spec.plan.plan(vector)
+        effect = _measure(spec, inputs, plan, blame)
+        entropy = _entropy(spec, inputs, plan, blame)
+        samples = _generate(spec, inputs, plan, blame)
+    places = _write(spec, inputs.experiment)
     show_effect(effect)
     if entropy is not None:
         show_entropy(entropy, dose=max(spec.doses), axis=effect.settings.axis)
@@ -77,9 +77,14 @@ def run_experiment(spec: ExperimentSpec, *, source: Path | None = None) -> None:
         show_samples(samples)
     say()
     say(f"{time.perf_counter() - started:.0f} seconds")
-    say(f"run directory  {exp.path}")
-    if report is not None:
-        say(f"report         {report}", style="bold")
+    for name, place in places.items():
+        say(f"{name:<14} {place}", style="bold")
+
+
+def _write(spec: ExperimentSpec, experiment: sl.Experiment) -> dict[str, Path]:
+    """Saves the run and its report; returns what lies where."""
+    places = {"run directory": experiment.save()}
+    return places | ({"report": experiment.report()} if spec.report else {})
 
 
 def _read_inputs(spec: ExperimentSpec, blame: Blame) -> Inputs:
@@ -109,11 +114,13 @@ def _read_inputs(spec: ExperimentSpec, blame: Blame) -> Inputs:
         policy = sl.SamplingPolicy(**spec.policy.model_dump())
     with blame("generations.prompts"):
         prompts = _prompts(spec)
+    with blame("neutral"):
+        neutral = None if spec.neutral is None else _paragraphs(read_text(spec.neutral))
     with blame("root"):
         check_writable(spec.root, folder=True)
     with blame("name"):
         exp = sl.Experiment(spec.name, spec.model, seed=spec.seed, root=spec.root, dtype=spec.dtype)
-    return Inputs(pairs, targets, controls, policy, prompts, exp)
+    return Inputs(pairs, targets, controls, policy, prompts, neutral, exp)
 
 
 def _prompts(spec: ExperimentSpec) -> list[str]:
@@ -126,10 +133,17 @@ def _prompts(spec: ExperimentSpec) -> list[str]:
     return found
 
 
+def _paragraphs(text: str) -> list[str]:
+    found = [part.strip() for part in text.split("\n\n") if part.strip()]
+    if not found:
+        raise sl.DataError("The neutral text is empty.")
+    return found
+
+
 def _extract(spec: ExperimentSpec, inputs: Inputs, blame: Blame) -> sl.SteeringVector:
     exp = inputs.experiment
     say(f"Loading {spec.model}")
-    with blame("model"), quiet_loading():
+    with blame("model"):
         engine = exp.engine
     info = engine.info
     say(f"  {info.n_layers} layers, width {info.d_model}, {info.dtype}")
@@ -158,6 +172,7 @@ def _measure(spec: ExperimentSpec, inputs: Inputs, plan: sl.Plan, blame: Blame) 
             metric=spec.metric,
             pairs=inputs.pairs,
             max_ppl_ratio=spec.max_ppl_ratio,
+            neutral=inputs.neutral,
         )
 
 
@@ -172,7 +187,7 @@ def _entropy(spec: ExperimentSpec, inputs: Inputs, plan: sl.Plan, blame: Blame) 
         return None
     say(f"Measuring entropy of neutral text at {max(spec.doses):+g}")
     with blame("entropy"):
-        return inputs.experiment.entropy(plan.scaled(max(spec.doses)), policy=inputs.policy)
+        return inputs.experiment.entropy(plan.scaled(max(spec.doses)), inputs.neutral, policy=inputs.policy)
 
 
 def _generate(spec: ExperimentSpec, inputs: Inputs, plan: sl.Plan, blame: Blame) -> pd.DataFrame | None:

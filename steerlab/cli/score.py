@@ -8,7 +8,7 @@ import typer
 
 import steerlab as sl
 from steerlab.cli.console import quoted, show_json, show_table
-from steerlab.cli.loading import load_engine, make_plan
+from steerlab.cli.loading import loaded, make_plan
 from steerlab.cli.options import (
     DEFAULT_MODEL,
     CoefOption,
@@ -61,7 +61,7 @@ def score(
     """
     prompts, targets = _read_pairs(prompt, target, file)
     plan = make_plan(vector, layer, dose, coef, where)
-    with load_engine(model, dtype) as engine:
+    with loaded(model, dtype) as engine:
         scores = engine.score(prompts, targets, plan=plan, boundary=boundary.value)
     rows = [
         {"prompt": prompts[row.prompt_index], "target": targets[row.prompt_index][row.target_index]}

@@ -133,6 +133,7 @@ class ExperimentSpec(Section):
     controls: ControlsSpec = ControlsSpec()
     metric: str = "log_prob_margin"
     max_ppl_ratio: Number = 1.5
+    neutral: FilePath | None = None
     policy: PolicySpec = PolicySpec()
     entropy: bool = False
     generations: GenerationsSpec | None = None

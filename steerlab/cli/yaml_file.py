@@ -66,6 +66,8 @@ def _relative_to(folder: Path, spec: ExperimentSpec) -> ExperimentSpec:
         return section.model_copy(update={key: folder / value}) if isinstance(value, Path) else section
 
     changes = {"pairs": moved(spec.pairs, "path"), "targets": moved(spec.targets, "path"), "root": folder / spec.root}
+    if spec.neutral is not None:
+        changes["neutral"] = folder / spec.neutral
     if spec.generations is not None:
         changes["generations"] = moved(spec.generations, "prompts")
     if (folder / spec.model).is_dir():

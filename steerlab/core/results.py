@@ -54,10 +54,12 @@ class Generations(Sequence[Completion]):
     Attributes:
         completions: the completions.
         prompt_token_ids: the ids that were run for each prompt, BOS and chat template included.
+        engine: what ran: `bridge`, `fast` or `compiled` on TransformerLens.
     """
 
     completions: tuple[Completion, ...]
     prompt_token_ids: tuple[tuple[int, ...], ...]
+    engine: str = ""
 
     @overload
     def __getitem__(self, index: int) -> Completion: ...
@@ -217,6 +219,7 @@ class Activations:
         positions: per prompt, the absolute positions that were read.
         pool: how positions were pooled (`mean`, `last`), or None.
         prompt_token_ids: the ids that were run for each prompt.
+        completion_token_ids: the ids generated after each prompt, if the capture generated.
     """
 
     site: str
@@ -225,6 +228,7 @@ class Activations:
     positions: tuple[tuple[int, ...], ...]
     pool: str | None
     prompt_token_ids: tuple[tuple[int, ...], ...] = field(repr=False)
+    completion_token_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def __getitem__(self, layer: int) -> "Tensor":
         """The values of one layer.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from steerlab.experiment.effect import item_table
 from steerlab.measures.intervals import cluster_bootstrap_mean
@@ -16,6 +16,7 @@ from steerlab.measures.intervals import cluster_bootstrap_mean
 if TYPE_CHECKING:
     from steerlab.experiment.effect import Effect
 
+MAX_TICKS = 9
 REAL, NEGATIVE = "#0072B2", "#D55E00"
 FAMILIES = {"random": ("#777777", "random directions"), "shuffled": ("#E69F00", "label flips")}
 
@@ -62,9 +63,10 @@ def plot_dose_response(effect: "Effect", ax: Axes | None = None) -> Axes:
     ax.plot(doses[~fitted], means[~fitted], "o", color=REAL, markerfacecolor="white")
     if (~fitted).any():
         ax.plot([], [], "o", color=REAL, markerfacecolor="white", label="past the cost bound")
-    ax.set_xlabel(axis_label(effect))
+    _dose_axis(ax, effect, doses)
     ax.set_ylabel(_metric_label(effect))
-    ax.set_title(f"Dose-response: slope {effect.slope:+.2f} [{effect.ci[0]:+.2f}, {effect.ci[1]:+.2f}]")
+    fitted_slope = f"slope {effect.slope:+.2f} [{effect.ci[0]:+.2f}, {effect.ci[1]:+.2f}]"
+    ax.set_title(f"Dose-response: {fitted_slope if np.isfinite(effect.slope) else 'no slope'}")
     ax.legend(loc="best")
     return ax
 
@@ -92,10 +94,14 @@ def plot_item_slopes(effect: "Effect", ax: Axes | None = None) -> Axes:
     """Every item's own slope, sorted; anti-steerable items stand out."""
     ax = new_axes(ax)
     slopes = np.sort(effect.item_slopes.slope.to_numpy())
+    if not np.isfinite(slopes).all():
+        return _empty(ax, "Per-item slopes")
     colours = [NEGATIVE if slope < 0 else REAL for slope in slopes]
     ax.bar(np.arange(1, len(slopes) + 1), slopes, color=colours, width=0.8)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.axhline(effect.slope, color="black", linewidth=1, linestyle="--", label=f"mean {effect.slope:.2f}")
+    ax.set_xlim(0.2, len(slopes) + 0.8)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("item, by slope")
     ax.set_ylabel(f"slope per unit {effect.settings.axis}")
     ax.set_title(f"Per-item slopes: {effect.anti_steerable:.0%} anti-steerable")
@@ -106,6 +112,8 @@ def plot_item_slopes(effect: "Effect", ax: Axes | None = None) -> Axes:
 def plot_null_slopes(effect: "Effect", ax: Axes | None = None) -> Axes:
     """Slopes of all control draws beside the real one, over the same two doses."""
     ax = new_axes(ax)
+    if not np.isfinite(effect.rank_slope):
+        return _empty(ax, "Against the nulls")
     names = {**{f: label for f, (_, label) in FAMILIES.items()}, "wrong_layer": "wrong layer"}
     present = [f for f in names if (effect.null_slopes.family == f).any()]
     for row, family in enumerate(present):
@@ -127,12 +135,36 @@ def plot_cost(effect: "Effect", ax: Axes | None = None) -> Axes:
     ax = new_axes(ax)
     cost, bound = effect.cost.sort_values("dose"), effect.settings.max_ppl_ratio
     ax.plot(cost.dose, cost.ppl_ratio - 1, "o-", color=REAL)
-    ax.axhline(bound - 1, color=NEGATIVE, linestyle="--", label=f"bound ({bound - 1:.0%})")
+    ax.axhline(bound - 1, color=NEGATIVE, linestyle="--")
+    ax.annotate(
+        f"bound: {bound - 1:.0%}",
+        (0, bound - 1),
+        (4, 2),
+        ("axes fraction", "data"),
+        "offset points",
+        va="bottom",
+        color=NEGATIVE,
+        fontsize="small",
+    )
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    ax.set_xlabel(axis_label(effect))
+    _dose_axis(ax, effect, cost.dose.to_numpy())
     ax.set_ylabel("perplexity of neutral text,\nincrease over the unsteered model")
     ax.set_title("Cost")
-    ax.legend(loc="best")
+    return ax
+
+
+def _dose_axis(ax: Axes, effect: "Effect", doses: np.ndarray) -> None:
+    """Labels the x axis and puts its ticks at the doses that were run, if they are few."""
+    ax.set_xlabel(axis_label(effect))
+    if len(doses) <= MAX_TICKS:
+        ax.set_xticks(doses, [f"{dose:g}".replace("-", "−") for dose in doses])
+
+
+def _empty(ax: Axes, title: str) -> Axes:
+    """Says that there is nothing to draw."""
+    ax.set_title(title)
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, "No slopes: fewer than two doses stay\nwithin the cost bound.", ha="center", va="center")
     return ax
 
 

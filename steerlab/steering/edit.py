@@ -70,6 +70,10 @@ class Edit:
         """Scaled Δ(h), float32, for a float32 stream of shape [..., d_model]."""
         return self.scale * self.operator.delta(h, self._direction(h.device))
 
+    def formula(self) -> tuple[float, float, float, float, float]:
+        """(a, g, lo, hi, s): the operator's formula and the edit's scale; see `Operator.formula`."""
+        return (*self.operator.formula(self._direction(torch.device("cpu"))), self.scale)
+
     def _direction(self, device: torch.device) -> Direction:
         """The vector on a device, copied there once."""
         if device not in self._directions:

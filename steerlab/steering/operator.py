@@ -37,3 +37,7 @@ class Operator:
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable description, read back by `operator_from_json`."""
+
+    @abstractmethod
+    def formula(self, along: Direction) -> tuple[float, float, float, float]:
+        """(a, g, lo, hi) such that Δ(h) = [a + g·(clip(u·h, lo, hi) − u·h)]·u, for engines that share one formula."""

@@ -47,6 +47,11 @@ class Add(Operator):
         return (self.amount * along.median_norm * along.unit).expand_as(h)
 
     @override
+    def formula(self, along: Direction) -> tuple[float, float, float, float]:
+        length = along.median_norm if self.unit == "dose" else float(along.values.double().norm())
+        return (self.amount * length, 0.0, -math.inf, math.inf)
+
+    @override
     def to_json(self) -> dict[str, Any]:
         return {"kind": "add", "amount": self.amount, "unit": self.unit}
 
@@ -67,6 +72,10 @@ class Ablate(Operator):
     @override
     def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
         return -(h @ along.unit)[..., None] * along.unit
+
+    @override
+    def formula(self, along: Direction) -> tuple[float, float, float, float]:
+        return (0.0, 1.0, 0.0, 0.0)
 
     @override
     def to_json(self) -> dict[str, Any]:
@@ -96,6 +105,11 @@ class Clamp(Operator):
         factor = along.median_norm if self.unit == "dose" else 1.0
         projection = h @ along.unit
         return (projection.clamp(self.lo * factor, self.hi * factor) - projection)[..., None] * along.unit
+
+    @override
+    def formula(self, along: Direction) -> tuple[float, float, float, float]:
+        factor = along.median_norm if self.unit == "dose" else 1.0
+        return (0.0, 1.0, self.lo * factor, self.hi * factor)
 
     @override
     def to_json(self) -> dict[str, Any]:

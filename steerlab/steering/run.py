@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steerlab.core.errors import ReceiptError
@@ -31,6 +31,7 @@ class PlanRun:
         self.plan = plan
         self.n_rows = n_rows
         self._rows: RowPositions | None = None
+        self._kept: Tensor | None = None
         self._masks: dict[tuple[Where, torch.device], Bool[Tensor, "batch pos"]] = {}
         self._edited: list[Tensor] = [torch.zeros(n_rows, dtype=torch.long) for _ in plan]
         self._changes: list[Tensor] = [torch.zeros(n_rows) for _ in plan]
@@ -64,17 +65,31 @@ class PlanRun:
         wide = h.to(torch.float32)
         delta = edit.delta(wide)
         steered = torch.where(mask[..., None], h + delta.to(h.dtype), h)
-        change = delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        self._edited[index] = self._edited[index].to(h.device) + mask.sum(dim=-1)
-        self._changes[index] = self._changes[index].to(h.device) + change.detach().masked_fill(~mask, 0.0).sum(dim=-1)
+        change = delta.detach().norm(dim=-1) / wide.detach().norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        self._tally(self._edited, index, mask.sum(dim=-1))
+        self._tally(self._changes, index, change.masked_fill(~mask, 0.0).sum(dim=-1))
         return steered
+
+    def _tally(self, totals: list[Tensor], index: int, found: Tensor) -> None:
+        """Adds what a pass found to the rows it belongs to, on the device where it was found."""
+        total = totals[index] if totals[index].device == found.device else totals[index].to(found.device)
+        totals[index] = total + found if self._kept is None else total.index_add(0, self._kept.to(found.device), found)
 
     def _mask(self, where: Where, device: torch.device) -> Tensor:
         assert self._rows is not None
         key = (where, device)
         if key not in self._masks:
-            self._masks[key] = where.resolve(self._rows).to(device)
+            self._masks[key] = where.resolve(self._rows.on(device))
         return self._masks[key]
+
+    def add_counts(self, index: int, edited: Int[Tensor, " batch"], changes: Float[Tensor, " batch"]) -> None:
+        """Adds counts that a compiled operator made for the plan's edit of this index."""
+        self._tally(self._edited, index, edited)
+        self._tally(self._changes, index, changes)
+
+    def narrow(self, kept: Int[Tensor, " rows"]) -> None:
+        """States that the coming passes hold only these of the current rows; the others keep their counts."""
+        self._kept = kept if self._kept is None else self._kept[kept.to(self._kept.device)]
 
     def counts(self) -> tuple[Tensor, Tensor]:
         """Edited tokens and summed ‖Δh‖/‖h‖ so far, each [edits, rows], on the CPU."""

@@ -9,7 +9,7 @@ Examples:
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,10 +27,13 @@ class RowPositions:
     Attributes:
         positions: absolute position of each token in its row, −1 for padding; shape [batch, pos].
         prompt_lens: prompt length of each row; shape [batch].
+        lens_on: copies of `prompt_lens` by device; passes over the same rows share it.
     """
 
     positions: Int[Tensor, "batch pos"]
     prompt_lens: Int[Tensor, " batch"]
+    lens_on: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _positions_on: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_token(self) -> Bool[Tensor, "batch pos"]:
@@ -41,6 +44,20 @@ class RowPositions:
     def generated_index(self) -> Int[Tensor, "batch pos"]:
         """0-based index among the row's generated tokens; negative in the prompt."""
         return self.positions - self.prompt_lens[:, None]
+
+    def on(self, device: torch.device) -> "RowPositions":
+        """The same on a device; each tensor is copied there at most once."""
+        if device == self.positions.device:
+            return self
+        if device not in self.lens_on:
+            self.lens_on[device] = self.prompt_lens.to(device)
+        if device not in self._positions_on:
+            self._positions_on[device] = self.positions.to(device)
+        return RowPositions(self._positions_on[device], self.lens_on[device])
+
+    def provide(self, device: torch.device, positions: Int[Tensor, "batch pos"]) -> None:
+        """Takes a copy of the positions that crossed to a device together with something else."""
+        self._positions_on[device] = positions
 
     @classmethod
     def of_rows(cls, lengths: list[int], prompt_lens: list[int], device: torch.device | str = "cpu") -> "RowPositions":

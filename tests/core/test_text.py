@@ -195,7 +195,7 @@ def test_a_complete_merge_is_conditioned_on_bos(smollm2):
 def test_a_complete_merge_without_bos_is_an_error_that_says_so(smollm2):
     tokenizer = copy.deepcopy(smollm2)
     tokenizer.bos_token = None
-    with pytest.raises(TargetError, match="no BOS.*separate"):
+    with pytest.raises(TargetError, match=r"no BOS.*separate"):
         pair("Ans", "wer", tokenizer)
 
 

@@ -117,7 +117,7 @@ def test_a_saved_run_reports_without_the_model(experiment: sl.Experiment, tmp_pa
     assert loaded._engine is None
     assert page.count("data:image/png;base64,") == 4
     assert base64.b64decode(re.findall(r"base64,([^\"]+)", page)[0])[:4] == b"\x89PNG"
-    assert not re.search(r"(src|href)=[\"']?(?!data:)", page)
+    assert not re.search(r"(src|href)=[\"'](?!data:)", page)
     assert loaded.effects[0].verdict in page
     assert experiment.effects[0].plan_hash in page
 

@@ -14,9 +14,7 @@ def references(smollm2_path, tiny_llama_path, tiny_gpt2_path):
 
     def load(name):
         if name not in loaded:
-            model = AutoModelForCausalLM.from_pretrained(
-                paths[name], attn_implementation="eager", dtype=torch.float32
-            )
+            model = AutoModelForCausalLM.from_pretrained(paths[name], attn_implementation="eager", dtype=torch.float32)
             loaded[name] = model.eval()
         return loaded[name]
 

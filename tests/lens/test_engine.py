@@ -3,12 +3,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import steerlab as sl
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, HookPointError, InputError, PlanError, VectorShapeError
 from steerlab.measures import chosen_log_probs, entropy
 from tests.lens.helpers import PROMPTS, all_hooks, plain_log_probs, random_vector, strong_plan
+from tests.tiny_models import build_tiny_gpt2
 
 GREEDY = sl.SamplingPolicy.greedy()
 
@@ -33,10 +35,20 @@ def test_logits_without_a_plan_are_the_plain_models(any_engine, references):
     with torch.no_grad():
         expected = references(name)(torch.tensor([ids])).logits[0]
     found = engine.logits(PROMPTS[5])
-    if name == "tiny_gpt2_engine":
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    if name == "tiny_gpt2_engine":  # its fused matrices are multiplied in another order
+        assert (found - expected).abs().max() / expected.abs().max() < 1e-6
     else:
         assert torch.equal(found, expected)
+
+
+def test_a_gpt2_of_usual_scale_is_within_a_millionth(tmp_path):
+    path = build_tiny_gpt2(tmp_path, initializer_range=0.02)
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    with sl.load(path, device="cpu") as engine:
+        ids = engine.tokenizer(PROMPTS[3])["input_ids"]
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(engine.logits(ids), expected, atol=1e-6, rtol=0)
 
 
 def test_dose_zero_equals_no_plan_to_the_bit(any_engine):
@@ -62,7 +74,7 @@ def test_dose_zero_equals_no_plan_to_the_bit(any_engine):
 def test_a_batch_of_eight_lengths_equals_one_by_one(any_engine, steered):
     _, engine = any_engine
     plan = strong_plan(engine) if steered else None
-    new = 4
+    new = 3
     together = greedy(engine, PROMPTS, plan=plan, max_new_tokens=new)
     for prompt, row in zip(PROMPTS, together, strict=True):
         (alone,) = greedy(engine, prompt, plan=plan, max_new_tokens=new)
@@ -85,17 +97,22 @@ def test_a_scored_batch_equals_one_by_one_in_any_order(any_engine, steered):
         assert np.allclose([s.log_prob for s in backwards.of(len(PROMPTS) - 1 - i)], alone.log_prob, atol=1e-4)
 
 
-@pytest.mark.parametrize("budget", [1, 20, 100_000])
+@pytest.mark.parametrize("budget", [1, 40])
 def test_the_batch_budget_changes_nothing(tiny_engine, budget, monkeypatch):
     _, engine = tiny_engine
     plan = strong_plan(engine, where=sl.where.all())
-    expected = engine.score(PROMPTS, [[" one", " two or three"]] * 8, plan=plan).log_prob
-    texts = greedy(engine, PROMPTS, plan=plan).texts
-    captured = engine.capture(PROMPTS, layers=2, plan=plan)[2]
+    few = PROMPTS[:4]
+
+    def run():
+        scores = engine.score(few, [[" one", " two or three"]] * 4, plan=plan).log_prob
+        return scores, greedy(engine, few, plan=plan).texts, engine.capture(few, layers=2, plan=plan)[2]
+
+    scores, texts, captured = run()
     monkeypatch.setattr(engine, "batch_tokens", budget)
-    assert np.allclose(engine.score(PROMPTS, [[" one", " two or three"]] * 8, plan=plan).log_prob, expected, atol=1e-4)
-    assert greedy(engine, PROMPTS, plan=plan).texts == texts
-    torch.testing.assert_close(engine.capture(PROMPTS, layers=2, plan=plan)[2], captured, atol=1e-4, rtol=0)
+    small_scores, small_texts, small_captured = run()
+    assert np.allclose(small_scores, scores, atol=1e-4)
+    assert small_texts == texts
+    torch.testing.assert_close(small_captured, captured, atol=1e-4, rtol=0)
 
 
 def test_pad_equal_to_eos_is_no_different(tiny_llama_engine, monkeypatch):
@@ -161,7 +178,9 @@ def test_during_generation_the_change_is_coef_times_v_once_per_position(any_engi
     v = random_vector(engine, layer=layer)
     plan = sl.Plan(sl.add(v, coef=3.0))
     seen = []
-    with engine.model.hooks(fwd_hooks=[(f"blocks.{layer + 1}.hook_in", lambda value, hook: seen.append(value.clone()))]):
+    with engine.model.hooks(
+        fwd_hooks=[(f"blocks.{layer + 1}.hook_in", lambda value, hook: seen.append(value.clone()))]
+    ):
         out = engine.generate(PROMPTS[1], plan=plan, max_new_tokens=5, seed=3)
     if out[0].finish_reason == "eos":
         pytest.fail("the row ended early; choose another seed")
@@ -198,7 +217,9 @@ def test_aliases_stand_for_the_same_point_and_act_once(tiny_llama_engine):
 def test_receipts_of_generation_count_what_was_run(tiny_llama_engine):
     engine = tiny_llama_engine
     v = random_vector(engine)
-    plan = sl.Plan(sl.add(v, coef=1.0), sl.ablate(v, where=sl.where.prompt()), sl.add(v, coef=1.0, where=sl.where.index(0)))
+    plan = sl.Plan(
+        sl.add(v, coef=1.0), sl.ablate(v, where=sl.where.prompt()), sl.add(v, coef=1.0, where=sl.where.index(0))
+    )
     out = engine.generate(PROMPTS, plan=plan, max_new_tokens=5, n=2, seed=1)
     assert len(engine.receipts) == 16
     for receipt, completion in zip(engine.receipts, out, strict=True):
@@ -212,7 +233,9 @@ def test_receipts_of_generation_count_what_was_run(tiny_llama_engine):
 
 def test_receipts_of_scores_leave_the_last_target_token_out(tiny_llama_engine):
     engine = tiny_llama_engine
-    plan = sl.Plan(sl.add(random_vector(engine), coef=1.0), sl.add(random_vector(engine), coef=1.0, where=sl.where.all()))
+    plan = sl.Plan(
+        sl.add(random_vector(engine), coef=1.0), sl.add(random_vector(engine), coef=1.0, where=sl.where.all())
+    )
     scores = engine.score(PROMPTS[:3], [[" a", " b c d"], [" e"], [" f g", " h"]], plan=plan)
     contexts = [len(engine.tokenizer(p)["input_ids"]) for p in PROMPTS[:3]]
     assert [(r.prompt_index, r.row_index) for r in engine.receipts] == [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4)]
@@ -291,7 +314,7 @@ def test_plan_hooks_serve_run_with_cache_and_hooks(tiny_engine):
     torch.testing.assert_close(run[0], expected, atol=1e-5, rtol=1e-5)
     captured = engine.capture(PROMPTS[3], layers=2, plan=plan)[2]
     torch.testing.assert_close(cache["blocks.2.hook_out"][0], captured, atol=1e-5, rtol=1e-5)
-    assert torch.equal(engine.model(ids)[0], engine.logits(PROMPTS[3]))
+    torch.testing.assert_close(engine.model(ids)[0], engine.logits(PROMPTS[3]), atol=1e-5, rtol=1e-5)
 
 
 # --- dtypes -------------------------------------------------------------------------------------------------------
@@ -320,7 +343,7 @@ def test_captured_values_are_huggingfaces_hidden_states(any_engine, references):
     name, engine = any_engine
     last = engine.info.n_layers - 1
     layers = [0, 1, last - 1]
-    prompts = PROMPTS[:3]
+    prompts = PROMPTS[:2]
     after = engine.capture(prompts, layers=layers)
     before = engine.capture(prompts, layers=[0, last], site="resid_pre")
     assert after.layers == (0, 1, last - 1)
@@ -485,7 +508,7 @@ def test_past_the_context_is_an_error_that_says_by_how_much(tiny_llama_engine):
         engine.capture([[5] * 257], layers=0)
     with pytest.raises(ContextLengthError, match="260 tokens, 4 more"):
         engine.generate([[5] * 250], max_new_tokens=10)
-    with pytest.raises(ContextLengthError, match="Row 1.*258 tokens, 2 more"):
+    with pytest.raises(ContextLengthError, match=r"Row 1.*258 tokens, 2 more"):
         engine.score([[5], [5] * 250], [[[6]], [[6] * 8]])
     assert len(greedy(engine, [[5] * 250])[0].token_ids) <= 6
     assert engine.score([[5] * 250], [[[6] * 6]])[0].num_tokens == 6

@@ -5,7 +5,6 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.engines.lens.generation import find_stop
 from steerlab.measures import apply_repetition_penalty, chosen_log_probs, log_q
 from tests.lens.helpers import PROMPTS, strong_plan
 
@@ -138,7 +137,9 @@ def test_a_row_ends_at_eos_and_the_others_go_on(tiny_llama_engine, monkeypatch):
     free = tiny_llama_engine.generate(PROMPTS, policy=GREEDY, max_new_tokens=8)
     # the third token of row 1 becomes an EOS (in a list, as some checkpoints have it)
     with_eos(tiny_llama_engine, monkeypatch, [380, free[1].token_ids[2]])
-    out = tiny_llama_engine.generate(PROMPTS, policy=GREEDY, max_new_tokens=8, plan=strong_plan(tiny_llama_engine).scaled(0))
+    out = tiny_llama_engine.generate(
+        PROMPTS, policy=GREEDY, max_new_tokens=8, plan=strong_plan(tiny_llama_engine).scaled(0)
+    )
     for before, after in zip(free, out, strict=True):
         ended = [k for k, token in enumerate(before.token_ids) if token == free[1].token_ids[2]]
         if ended:
@@ -185,10 +186,12 @@ def test_the_prompt_does_not_trigger_a_stop_string(lens_engine):
     assert found.finish_reason == "length"
 
 
-def test_the_earliest_stop_string_counts():
-    assert find_stop("a b c", ["c", "b"]) == 2
-    assert find_stop("a b c", ["d"]) is None
-    assert find_stop("", ["d"]) is None
+def test_the_earliest_stop_string_counts(lens_engine):
+    (free,) = lens_engine.generate("The capital of France is", policy=GREEDY, max_new_tokens=3)
+    last, first = free.text[4], free.text[2]
+    (found,) = lens_engine.generate("The capital of France is", policy=GREEDY, max_new_tokens=3, stop=[last, first])
+    assert free.text.startswith(" Paris")
+    assert found.text == " P"
 
 
 def test_no_new_tokens_returns_the_prompts(tiny_llama_engine):

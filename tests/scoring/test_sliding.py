@@ -24,7 +24,7 @@ def huggingface(tiny_llama_path):
 
 
 def reference_nlls(model, ids, context, stride, first=1):
-    """Each token's nll from a whole uncached window, written independently: token k's window is the one that adds it."""
+    """Each token's nll from a whole uncached window, without the code under test."""
     found = []
     for k in range(first, len(ids)):
         if k < context:

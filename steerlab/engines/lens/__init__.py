@@ -1,6 +1,16 @@
 """The engine on TransformerLens: hooked generation, exact scores and activations."""
 
 from steerlab.engines.lens.engine import LensEngine
+from steerlab.engines.lens.hooked_generate import create_steering_hook, generate_steered_response, hooked_generate
 from steerlab.engines.lens.loading import load
+from steerlab.engines.lens.step import Step, current_step
 
-__all__ = ["LensEngine", "load"]
+__all__ = [
+    "LensEngine",
+    "Step",
+    "create_steering_hook",
+    "current_step",
+    "generate_steered_response",
+    "hooked_generate",
+    "load",
+]

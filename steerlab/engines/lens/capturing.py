@@ -1,4 +1,4 @@
-"""Reading activations: gathered, and pooled if asked, inside the hook."""
+"""Reading activations: gathered, and pooled if asked, on the device they arise on, and moved off it once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,50 +7,109 @@ import torch
 from torch import Tensor
 
 from steerlab.core.hook_points import HookPoint
+from steerlab.engines.lens.step import Step, current_step
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import RowPositions, Where
+from steerlab.steering.where import Where
 
 
 class Capture:
-    """Collects one site's activations of a batch that runs as one whole pass.
+    """Collects one site's activations of a batch of rows over all its passes.
 
     Args:
         points: the hook points to read.
         where: the positions to read.
         pool: `mean` or `last` over the positions read, or None.
+        n_rows: rows of the batch.
     """
 
-    def __init__(self, points: Sequence[HookPoint], where: Where, pool: str | None) -> None:
+    def __init__(self, points: Sequence[HookPoint], where: Where, pool: str | None, n_rows: int) -> None:
         self.points = list(points)
         self.where = where
-        self.pool = pool
-        self.values: dict[HookPoint, list[Tensor]] = {}
-        self._mask: Tensor | None = None
-
-    def begin(self, rows: RowPositions) -> None:
-        """States which tokens the coming pass holds."""
-        self._mask = self.where.resolve(rows)
+        readers = {None: KeepAll, "mean": KeepMean, "last": KeepLast}
+        self._readers = {point: readers[pool](n_rows) for point in self.points}
 
     def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
         """(hook name, function) pairs that read and change nothing."""
-        return [(point.name, self._reader(point)) for point in self.points]
+        return [(point.name, self._hook(point)) for point in self.points]
 
-    def _reader(self, point: HookPoint) -> Callable[..., Any]:
+    def _hook(self, point: HookPoint) -> Callable[..., Any]:
         def read(value: Tensor, hook: Any = None) -> None:
-            assert self._mask is not None
-            self.values[point] = [_pooled(row, self.pool) for row in _rows_of(value, self._mask.to(value.device))]
+            step = current_step()
+            mask = self.where.resolve(step.tokens.on(value.device))
+            self._readers[point].take(value.detach(), mask, step)
 
         return read
 
+    def values(self, point: HookPoint) -> list[Tensor]:
+        """Per row, float32 on the CPU: [positions, d_model], or [d_model] if pooled."""
+        return self._readers[point].values()
 
-def _rows_of(value: Tensor, mask: Tensor) -> list[Tensor]:
-    return [row[chosen].detach().to("cpu", torch.float32) for row, chosen in zip(value, mask, strict=True)]
+
+class KeepAll:
+    """Every value read, in order of position."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._n_rows = n_rows
+        self._values: list[Tensor] = []
+        self._rows: list[Tensor] = []
+
+    def take(self, value: Tensor, mask: Tensor, step: Step) -> None:
+        """Reads a pass: value [batch, pos, d_model], mask [batch, pos]."""
+        self._values.append(value[mask].to(torch.float32))
+        self._rows.append(step.rows.to(value.device)[:, None].expand_as(mask)[mask])
+
+    def values(self) -> list[Tensor]:
+        """Per row [positions, d_model]."""
+        values, rows = torch.cat(self._values).cpu(), torch.cat(self._rows).cpu()
+        return [values[rows == row] for row in range(self._n_rows)]
 
 
-def _pooled(row: Tensor, pool: str | None) -> Tensor:
-    if pool is None:
-        return row
-    return row.mean(dim=0) if pool == "mean" else row[-1]
+class KeepMean:
+    """The mean of the values read."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._n_rows = n_rows
+        self._sum: Tensor | None = None
+        self._count: Tensor | None = None
+
+    def take(self, value: Tensor, mask: Tensor, step: Step) -> None:
+        """Reads a pass: value [batch, pos, d_model], mask [batch, pos]."""
+        if self._sum is None or self._count is None:
+            self._sum = value.new_zeros(self._n_rows, value.shape[-1], dtype=torch.float32)
+            self._count = value.new_zeros(self._n_rows, dtype=torch.float32)
+        rows = step.rows.to(value.device)
+        chosen = value.to(torch.float32).masked_fill(~mask[..., None], 0.0)
+        self._sum.index_add_(0, rows, chosen.sum(dim=1))
+        self._count.index_add_(0, rows, mask.sum(dim=1).to(torch.float32))
+
+    def values(self) -> list[Tensor]:
+        """Per row [d_model]; NaN where nothing was read."""
+        assert self._sum is not None
+        assert self._count is not None
+        return list((self._sum / self._count[:, None]).cpu())
+
+
+class KeepLast:
+    """The last value read."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._n_rows = n_rows
+        self._last: Tensor | None = None
+
+    def take(self, value: Tensor, mask: Tensor, step: Step) -> None:
+        """Reads a pass: value [batch, pos, d_model], mask [batch, pos]."""
+        if self._last is None:
+            self._last = value.new_full((self._n_rows, value.shape[-1]), torch.nan, dtype=torch.float32)
+        rows = step.rows.to(value.device)
+        places = torch.arange(mask.shape[1], device=value.device)
+        last = places.expand_as(mask).masked_fill(~mask, -1).amax(dim=1)
+        found = value[torch.arange(len(rows), device=value.device), last.clamp_min(0)].to(torch.float32)
+        self._last[rows] = torch.where((last >= 0)[:, None], found, self._last[rows])
+
+    def values(self) -> list[Tensor]:
+        """Per row [d_model]; NaN where nothing was read."""
+        assert self._last is not None
+        return list(self._last.cpu())
 
 
 def plan_hooks(run: PlanRun) -> list[tuple[str, Callable[..., Any]]]:

@@ -1,7 +1,7 @@
 """LensEngine: generate, score and capture on a TransformerBridge."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,38 +11,30 @@ from tqdm.auto import tqdm
 
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
-from steerlab.core.errors import ContextLengthError, InputError, PlanError, TargetError
+from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.results import Activations, Completion, Generations, Score, Scores, check_pool
-from steerlab.core.seeds import SeedLike, check_seed, row_key, uniforms
+from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
+from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.shipped import reference_text
-from steerlab.core.text import (
-    Boundary,
-    EncodedPair,
-    EncodedPrompt,
-    PromptLike,
-    TargetLike,
-    as_prompts,
-    as_targets,
-    encode_pair,
-    encode_prompt,
-    is_single_prompt,
-)
-from steerlab.engines.lens.capturing import Capture, plan_hooks
-from steerlab.engines.lens.generation import RowOutput, StopRules, decode, find_stop, generate_rows
-from steerlab.engines.lens.hooking import attached
-from steerlab.engines.lens.info import describe_model, eos_token_ids
+from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
+from steerlab.engines.lens.backends import exact_backend
+from steerlab.engines.lens.capture_task import CaptureTask, check_where
+from steerlab.engines.lens.capturing import plan_hooks
+from steerlab.engines.lens.encoding import Encoder
+from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules
+from steerlab.engines.lens.info import describe_model
 from steerlab.engines.lens.rows import Rows, left_padded
 from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
 from steerlab.measures.log_probs import chosen_log_probs
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, group_by_plan
+from steerlab.steering.plan import Plan
 from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import RowPositions, Where
-from steerlab.steering.where import all as all_positions
+from steerlab.steering.where import Where
 from steerlab.steering.where import index as index_positions
 
+GREEDY = SamplingPolicy.greedy()
 REFERENCE_WINDOW = 256
 
 
@@ -124,6 +116,8 @@ class LensEngine:
         seed: SeedLike = 0,
         stop: Sequence[str] | str = (),
         chat: bool = False,
+        batch_size: int | str = "auto",
+        engine: str = "auto",
     ) -> Generations:
         """Samples n continuations of each prompt, with a cache; the plan is active at every step.
 
@@ -137,83 +131,73 @@ class LensEngine:
                 (seed, sample), so that a prompt draws the same in any batch.
             stop: strings that end a row as soon as its text contains one; the text is cut before it.
             chat: take strings as user turns of a chat.
+            batch_size: rows per batch; "auto" fills batches up to `batch_tokens`. The order of results is the same.
+            engine: `auto`, `bridge`, `fast` or `compiled`; see `steerlab.engines.lens.backends`.
 
         Raises:
             ContextLengthError: if a prompt and its new tokens exceed the context.
             PromptError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
         """
-        encoded = self._encode(prompts, chat)
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-            raise InputError(f"max_new_tokens is an integer ≥ 0, got {max_new_tokens!r}.")
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InputError(f"n is an integer ≥ 1, got {n!r}.")
+        encoded = self._encoder.prompts(prompts, chat)
         check_seed(seed, len(encoded))
-        self._check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(strings):
-            raise InputError("A stop string is empty; it would end every row at once.")
-        rules = StopRules(eos_token_ids(self.model.original_model, self.tokenizer), strings, max_new_tokens)
-        jobs = [(i, g) for i in range(len(encoded)) for g in range(n)]
-        done: dict[tuple[int, int], RowOutput] = {}
-        receipts: dict[tuple[int, int], Receipt] = {}
+        task = GenerationTask(
+            bridge=self.model,
+            tokenizer=self.tokenizer,
+            policy=policy,
+            rules=stop_rules(self.model, self.tokenizer, strings, max_new_tokens),
+            engine=engine,
+        )
+        self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
+        jobs = generation_jobs([p.token_ids for p in encoded], n, seed, max_new_tokens)
         with _progress(len(jobs), "generate") as bar:
             for assigned, members in group_by_plan(self._assign(plan, len(encoded))):
-                mine = [job for job in jobs if job[0] in set(members)]
-                lengths = [len(encoded[i].token_ids) + max_new_tokens for i, _ in mine]
-                for batch in batches_by_tokens(lengths, self.batch_tokens):
-                    chosen = [mine[k] for k in batch]
-                    draws = [uniforms(row_key(seed, *job), max_new_tokens) for job in chosen]
-                    outputs, made = self._generate_batch(encoded, chosen, assigned, policy, np.stack(draws), rules, n)
-                    done.update(zip(chosen, outputs, strict=True))
-                    receipts.update(zip(chosen, made, strict=True))
-                    bar.update(len(chosen))
-        self.receipts = [receipts[job] for job in jobs]
+                mine = [job for job in jobs if job.prompt_index in set(members)]
+                for batch in _batches([len(j.prompt) + max_new_tokens for j in mine], batch_size, self.batch_tokens):
+                    task.run([mine[k] for k in batch], assigned)
+                    bar.update(len(batch))
+        self.receipts = [task.receipts[job.row_index] for job in jobs]
         return Generations(
-            tuple(self._completion(job, done[job], strings) for job in jobs), tuple(p.token_ids for p in encoded)
+            tuple(task.completion(job) for job in jobs), tuple(p.token_ids for p in encoded), task.engine_used
         )
 
-    def _generate_batch(
+    @torch.no_grad()
+    def stream(
         self,
-        encoded: list[EncodedPrompt],
-        jobs: list[tuple[int, int]],
-        assigned: AssignedPlan,
-        policy: SamplingPolicy,
-        draws: np.ndarray,
-        rules: StopRules,
-        n: int,
-    ) -> tuple[list[RowOutput], list[Receipt]]:
-        ids = [encoded[i].token_ids for i, _ in jobs]
-        lens = [len(row) for row in ids]
-        run = PlanRun(assigned.plan, len(ids))
-        rows = Rows(self.model.original_model, run, lens)
-        hooks = plan_hooks(run) if rules.max_new_tokens else []
-        with attached(self.model, hooks):
-            outputs = generate_rows(rows, ids, policy, torch.from_numpy(draws), rules, self.tokenizer)
-        run_lengths = [
-            length + len(out.token_ids) - 1 if out.token_ids else 0 for length, out in zip(lens, outputs, strict=True)
-        ]
-        receipts = run.receipts(
-            lengths=run_lengths,
-            prompt_lens=lens,
-            prompt_indices=[i for i, _ in jobs],
-            row_indices=[i * n + g for i, g in jobs],
-            plan_hash=assigned.given_hash,
-        )
-        return outputs, receipts
+        prompt: PromptLike,
+        *,
+        plan: Plan | None = None,
+        policy: SamplingPolicy = DEFAULT_POLICY,
+        max_new_tokens: int = 64,
+        seed: int = 0,
+        stop: Sequence[str] | str = (),
+        chat: bool = False,
+        engine: str = "auto",
+    ) -> Iterator[str]:
+        """Continues one prompt, yielding text as it comes: complete characters only, nothing of a stop string.
 
-    def _completion(self, job: tuple[int, int], output: RowOutput, strings: tuple[str, ...]) -> Completion:
-        text = decode(self.tokenizer, output.token_ids)
-        cut = find_stop(text, strings)
-        assert output.finish_reason is not None
-        return Completion(
-            text=text if cut is None else text[:cut],
-            token_ids=output.token_ids,
-            finish_reason=output.finish_reason,
-            prompt_index=job[0],
-            sample_index=job[1],
-            token_log_probs=output.token_log_probs,
-            token_log_qs=output.token_log_qs,
-        )
+        The pieces joined are the text that `generate` gives with the same arguments. `receipts` is set when the stream
+        ends.
+
+        Args:
+            prompt: a string, chat messages or token ids.
+            plan: a plan, or None.
+            policy: the sampling policy.
+            max_new_tokens: tokens at most.
+            seed: of the draws.
+            stop: strings that end the text.
+            chat: take a string as a user turn of a chat.
+            engine: as in `generate`.
+        """
+        encoded = self._encoder.prompts([prompt] if not isinstance(prompt, str) else prompt, chat)
+        check_seed(seed, 1)
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        rules = stop_rules(self.model, self.tokenizer, strings, max_new_tokens)
+        task = GenerationTask(bridge=self.model, tokenizer=self.tokenizer, policy=policy, rules=rules, engine=engine)
+        self._encoder.check_lengths([len(encoded[0].token_ids) + max_new_tokens], "prompt and new tokens")
+        (job,) = generation_jobs([encoded[0].token_ids], 1, seed, max_new_tokens)
+        yield from task.stream(job, self._assign(plan, 1)[0])
+        self.receipts = [task.receipts[0]]
 
     def score(
         self,
@@ -242,7 +226,7 @@ class LensEngine:
             TargetError: for an empty target, or one that gives no token.
             ContextLengthError: if a prompt and its target exceed the context; nothing is cut.
         """
-        pairs = self._encode_pairs(prompts, targets, boundary, score_eos, chat)
+        pairs = self._encoder.pairs(prompts, targets, boundary, score_eos, chat)
         values = self._force(pairs, plan, {"log_prob": chosen_log_probs})
         return Scores(
             tuple(
@@ -274,7 +258,7 @@ class LensEngine:
         Returns:
             Per (prompt, target), in order: name → float64 array [target tokens].
         """
-        pairs = self._encode_pairs(prompts, targets, boundary, False, chat)
+        pairs = self._encoder.pairs(prompts, targets, boundary, False, chat)
         return self._force(pairs, plan, measures)
 
     @torch.no_grad()
@@ -300,13 +284,13 @@ class LensEngine:
     @torch.no_grad()
     def logits(self, prompt: PromptLike, *, plan: PlanArgument = None, chat: bool = False) -> Tensor:
         """Logits at every position of one prompt, shape [pos, d_vocab], in the model's dtype."""
-        encoded = self._encode([prompt] if not isinstance(prompt, str) else prompt, chat)
+        encoded = self._encoder.prompts([prompt] if not isinstance(prompt, str) else prompt, chat)
         assigned = self._assign(plan, 1)[0]
         length = len(encoded[0].token_ids)
         run = PlanRun(assigned.plan, 1)
-        rows = Rows(self.model.original_model, run, [length])
-        with attached(self.model, plan_hooks(run)):
-            logits = rows.extend(*left_padded([encoded[0].token_ids]))
+        backend = exact_backend(self.model, plan_hooks(run))
+        with backend.attached(plan_hooks(run)):
+            logits = Rows(backend.model, run, [length]).extend(*left_padded([encoded[0].token_ids]))
         self.receipts = run.receipts(
             lengths=[length], prompt_lens=[length], prompt_indices=[0], row_indices=[0], plan_hash=assigned.given_hash
         )
@@ -323,63 +307,51 @@ class LensEngine:
         pool: str | None = None,
         plan: PlanArgument = None,
         chat: bool = False,
+        max_new_tokens: int = 0,
+        policy: SamplingPolicy = GREEDY,
+        seed: SeedLike = 0,
     ) -> Activations:
         """Activations at chosen layers and positions, float32 on the CPU; with a plan, as they are after its edits.
 
         Args:
-            prompts: strings, chat messages or token ids; every token counts as prompt.
+            prompts: strings, chat messages or token ids.
             layers: "all", an index, or several; negative ones count from the end.
             site: `resid_pre`, `resid_mid`, `resid_post`, `attn_out` or `mlp_out`.
             where: the positions; all by default.
             pool: `mean` or `last` over a prompt's positions, or None to keep each.
             plan: a plan, None, or a list with one per prompt.
             chat: take strings as user turns of a chat.
+            max_new_tokens: with more than 0, generates and reads in the same passes; generated tokens have positions
+                from the prompt's length on, and the last one, which drives nothing, is never read.
+            policy: the sampling policy of that generation; greedy by default.
+            seed: as in `generate`.
 
         Raises:
-            InputError: if `where` selects nothing in a prompt, so that nothing can be read there.
+            InputError: if `where` selects nothing in a row, so that nothing can be read there.
         """
-        encoded = self._encode(prompts, chat)
-        self._check_lengths([len(p.token_ids) for p in encoded], "prompt")
+        encoded = self._encoder.prompts(prompts, chat)
+        check_seed(seed, len(encoded))
         points = [HookPoint(layer, check_site(site)) for layer in resolve_layers(layers, self.info.n_layers)]
-        check_pool(pool)
-        chosen = all_positions() if where is None else where
-        positions = [_positions(chosen, len(p.token_ids), i) for i, p in enumerate(encoded)]
-        values: dict[HookPoint, dict[int, Tensor]] = {point: {} for point in points}
-        receipts: list[Receipt] = []
-        with _progress(len(encoded), "capture") as bar:
+        task = CaptureTask(
+            bridge=self.model,
+            tokenizer=self.tokenizer,
+            points=points,
+            where=check_where(where),
+            pool=check_pool(pool),
+            rules=stop_rules(self.model, self.tokenizer, (), max_new_tokens),
+            policy=policy,
+        )
+        self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
+        jobs = generation_jobs([p.token_ids for p in encoded], 1, seed, max_new_tokens)
+        with _progress(len(jobs), "capture") as bar:
             for assigned, members in group_by_plan(self._assign(plan, len(encoded))):
-                lengths = [len(encoded[i].token_ids) for i in members]
-                for batch in batches_by_tokens(lengths, self.batch_tokens):
-                    indices = [members[k] for k in batch]
-                    capture = Capture(points, chosen, pool)
-                    receipts += self._capture_batch(encoded, indices, assigned, capture)
-                    for point in points:
-                        values[point].update(zip(indices, capture.values[point], strict=True))
-                    bar.update(len(indices))
-        self.receipts = sorted(receipts, key=lambda receipt: receipt.row_index)
-        join = torch.cat if pool is None else torch.stack
-        return Activations(
-            site=site,
-            layers=tuple(point.layer for point in points),
-            values=tuple(join([values[point][i] for i in range(len(encoded))]) for point in points),
-            positions=tuple(positions),
-            pool=pool,
-            prompt_token_ids=tuple(p.token_ids for p in encoded),
-        )
-
-    def _capture_batch(
-        self, encoded: list[EncodedPrompt], indices: list[int], assigned: AssignedPlan, capture: Capture
-    ) -> list[Receipt]:
-        ids = [encoded[i].token_ids for i in indices]
-        lens = [len(row) for row in ids]
-        run = PlanRun(assigned.plan, len(ids))
-        rows = Rows(self.model.original_model, run, lens)
-        capture.begin(RowPositions.of_rows(lens, lens))
-        with attached(self.model, plan_hooks(run) + capture.hooks()):
-            rows.extend(*left_padded(ids), keep=1)
-        return run.receipts(
-            lengths=lens, prompt_lens=lens, prompt_indices=indices, row_indices=indices, plan_hash=assigned.given_hash
-        )
+                for batch in batches_by_tokens(
+                    [len(jobs[i].prompt) + max_new_tokens for i in members], self.batch_tokens
+                ):
+                    task.run([jobs[members[k]] for k in batch], assigned)
+                    bar.update(len(batch))
+        self.receipts = [task.receipts[job.row_index] for job in jobs]
+        return task.activations(site, jobs)
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream at a hook point, over the shipped reference text, position 0 left out.
@@ -405,52 +377,19 @@ class LensEngine:
     def _assign(self, plan: PlanArgument, n_prompts: int) -> list[AssignedPlan]:
         return assign_plans(plan, n_prompts, self.info, self.median_norm)
 
-    def _encode(self, prompts: Sequence[PromptLike] | PromptLike, chat: bool) -> list[EncodedPrompt]:
-        found = as_prompts(prompts)
-        encoded = [encode_prompt(self.tokenizer, p, chat=chat, d_vocab=self.info.d_vocab) for p in found]
-        self._check_lengths([len(p.token_ids) for p in encoded], "prompt")
-        return encoded
-
-    def _encode_pairs(
-        self, prompts: Any, targets: Sequence[Any], boundary: Boundary, score_eos: bool, chat: bool
-    ) -> list[tuple[int, int, EncodedPair]]:
-        found = as_prompts(prompts)
-        single = is_single_prompt(prompts)
-        encoded = self._encode(found, chat)
-        rows = as_targets(targets, len(encoded), single)
-        pairs = [
-            (i, j, self._encode_pair(prompt, target, boundary, score_eos))
-            for i, (prompt, row) in enumerate(zip(encoded, rows, strict=True))
-            for j, target in enumerate(row)
-        ]
-        self._check_lengths([len(p.context_ids) + len(p.target_ids) for _, _, p in pairs], "prompt and target")
-        return pairs
-
-    def _encode_pair(self, prompt: EncodedPrompt, target: TargetLike, boundary: Boundary, eos: bool) -> EncodedPair:
-        pair = encode_pair(self.tokenizer, prompt, target, boundary=boundary, d_vocab=self.info.d_vocab)
-        if not eos:
-            return pair
-        if self.tokenizer.eos_token_id is None:
-            raise TargetError("score_eos=True needs an EOS token, and this tokenizer has none.")
-        return EncodedPair(pair.context_ids, (*pair.target_ids, self.tokenizer.eos_token_id), pair.boundary)
-
-    def _check_lengths(self, lengths: Sequence[int], what: str) -> None:
-        limit = self.info.context_length
-        for index, length in enumerate(lengths):
-            if length > limit:
-                raise ContextLengthError(
-                    f"Row {index}: {what} need {length} tokens, {length - limit} more than the context of {limit}. "
-                    "Shorten it; nothing is cut silently."
-                )
+    @property
+    def _encoder(self) -> Encoder:
+        return Encoder(self.tokenizer, self.info)
 
 
-def _positions(where: Where, length: int, index: int) -> tuple[int, ...]:
-    if not isinstance(where, Where):
-        raise PlanError(f"where takes positions such as sl.where.last_prompt(), got {where!r}.")
-    chosen = where.resolve(RowPositions.of_rows([length], [length]))[0].nonzero()[:, 0].tolist()
-    if not chosen:
-        raise InputError(f"{where} selects no token in prompt {index} of {length} tokens; nothing can be read there.")
-    return tuple(chosen)
+def _batches(lengths: Sequence[int], batch_size: int | str, budget: int) -> list[list[int]]:
+    """Indices per batch: by a token budget, or a fixed number of rows."""
+    if batch_size == "auto":
+        return batches_by_tokens(lengths, budget)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is 'auto' or an integer ≥ 1, got {batch_size!r}.")
+    indices = list(range(len(lengths)))
+    return [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
 
 
 def _progress(total: int, what: str) -> Any:

@@ -10,15 +10,23 @@ from steerlab.core.errors import HookPointError
 HookFunction = Callable[..., Any]
 
 
+def hook_points(bridge: Any) -> dict[str, Any]:
+    """Every hook point of a bridge by canonical name and alias, collected once."""
+    if "_steerlab_hook_points" not in bridge.__dict__:
+        bridge.__dict__["_steerlab_hook_points"] = dict(bridge.hook_dict)
+    return bridge.__dict__["_steerlab_hook_points"]
+
+
 def find_hook_point(bridge: Any, name: str) -> Any:
     """The bridge's hook point of this name; aliases lead to the one point they stand for.
 
     Raises:
         HookPointError: if the model has none, or it cannot fire as the model is set up; names the nearest ones.
     """
-    point = bridge.hook_dict.get(name)
+    points = hook_points(bridge)
+    point = points.get(name)
     if point is None:
-        near = difflib.get_close_matches(name, list(bridge.hook_dict), n=3)
+        near = difflib.get_close_matches(name, list(points), n=3)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise HookPointError(f"The model has no hook point {name!r}.{hint}")
     try:

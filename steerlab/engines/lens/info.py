@@ -12,7 +12,6 @@ from steerlab.models import weights_hash
 
 def describe_model(bridge: Any, name: str | None, path: Any, revision: str | None) -> ModelInfo:
     """Name, hashes and sizes of the model behind a bridge."""
-    config = bridge.original_model.config.get_text_config()
     embedding = bridge.original_model.get_input_embeddings().weight
     head = bridge.original_model.get_output_embeddings()
     return ModelInfo(
@@ -23,9 +22,16 @@ def describe_model(bridge: Any, name: str | None, path: Any, revision: str | Non
         n_layers=int(bridge.cfg.n_layers),
         d_model=int(bridge.cfg.d_model),
         d_vocab=int(head.weight.shape[0]) if head is not None else int(embedding.shape[0]),
-        context_length=int(getattr(config, "max_position_embeddings", None) or bridge.cfg.n_ctx),
+        context_length=context_length(bridge),
         dtype=str(embedding.dtype).removeprefix("torch."),
     )
+
+
+def context_length(model: Any) -> int:
+    """The longest sequence, in tokens, of a TransformerBridge or a HookedTransformer."""
+    original = getattr(model, "original_model", None)
+    stated = None if original is None else getattr(original.config.get_text_config(), "max_position_embeddings", None)
+    return int(stated or model.cfg.n_ctx)
 
 
 def parameters_hash(model: torch.nn.Module) -> str:

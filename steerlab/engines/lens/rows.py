@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from steerlab.engines.lens.step import Step, running
 from steerlab.steering.run import PlanRun
 from steerlab.steering.where import RowPositions
 
@@ -20,19 +21,28 @@ class Rows:
     the row's own tokens only, so that a row gives the same numbers alone and in any batch.
 
     Args:
-        model: the causal language model to call (`bridge.original_model`).
+        model: the causal language model to call, of a backend.
         run: the plan at work on these rows.
         prompt_lens: prompt length of each row.
+        use_cache: False runs all tokens again in every pass.
     """
 
-    def __init__(self, model: Any, run: PlanRun, prompt_lens: Sequence[int]) -> None:
+    can_narrow = True
+
+    def __init__(self, model: Any, run: PlanRun, prompt_lens: Sequence[int], *, use_cache: bool = True) -> None:
         self.model = model
         self.run = run
         self.device = model.get_input_embeddings().weight.device
         self.prompt_lens: Int[Tensor, " batch"] = torch.tensor(list(prompt_lens), device=self.device)
-        self.mask: Bool[Tensor, "batch past"] = torch.zeros(len(prompt_lens), 0, dtype=torch.bool, device=self.device)
         self.counts: Int[Tensor, " batch"] = torch.zeros_like(self.prompt_lens)
         self.cache: Any = None
+        self._optional = optional_arguments(model, "position_ids", "logits_to_keep")
+        self._mask: Bool[Tensor, "batch past"] | None = None
+        self._length = 0
+        self._passes = 0
+        self._rows = torch.arange(len(prompt_lens), device=self.device)
+        self._lens_on: dict[torch.device, Tensor] = {}
+        self._uncached: list[tuple[Tensor, Tensor]] | None = None if use_cache else []
 
     def extend(
         self, ids: Int[Tensor, "batch pos"], valid: Bool[Tensor, "batch pos"], *, keep: int = 0
@@ -44,28 +54,79 @@ class Rows:
             valid: False for padding.
             keep: return the logits of this many last positions only; 0 returns all.
         """
+        padded = not bool(valid.all())
         ids, valid = ids.to(self.device), valid.to(self.device)
         positions = self.counts[:, None] + valid.cumsum(dim=-1) - 1
-        self.run.begin(RowPositions(positions.masked_fill(~valid, -1), self.prompt_lens))
-        self.mask = torch.cat([self.mask, valid], dim=-1)
+        self._grow_mask(valid, padded)
         self.counts = self.counts + valid.sum(dim=-1)
-        output = self.model(
-            input_ids=ids,
-            attention_mask=self.mask.long(),
-            past_key_values=self.cache,
-            use_cache=True,
-            **_optional(self.model, position_ids=positions.clamp_min(0), logits_to_keep=keep),
-        )
-        self.cache = output.past_key_values
+        return self._pass(ids, positions, positions.masked_fill(~valid, -1), keep)
+
+    def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch 1 d_vocab"]:
+        """Runs one token per row; a negative id means that the row has ended, and nothing is edited there."""
+        fed = tokens.to(self.device)[:, None]
+        positions = self.counts[:, None]
+        self._grow_mask(None, padded=False, width=1)
+        self.counts = self.counts + 1
+        return self._pass(fed.clamp_min(0), positions, positions.masked_fill(fed < 0, -1), 1)
+
+    def _pass(self, ids: Tensor, positions: Tensor, own: Tensor, keep: int) -> Tensor:
+        """One call of the model; `own` has −1 where there is no live token."""
+        if self._uncached is not None:
+            self._uncached.append((ids, own))
+            ids, own = (torch.cat(parts, dim=1) for parts in zip(*self._uncached, strict=True))
+            positions = own
+        tokens = RowPositions(own, self.prompt_lens, self._lens_on)
+        self.run.begin(tokens)
+        known = {"position_ids": positions.clamp_min(0), "logits_to_keep": keep}
+        with running(Step(tokens, self._passes, self._rows)):
+            output = self.model(
+                input_ids=ids,
+                attention_mask=None if self._mask is None else self._mask.long(),
+                past_key_values=self.cache,
+                use_cache=self._uncached is None,
+                **{name: known[name] for name in self._optional},
+            )
+        self._passes += 1
+        self.cache = output.past_key_values if self._uncached is None else None
         return output.logits[:, -keep:]
+
+    def _grow_mask(self, valid: Tensor | None, padded: bool, width: int = 0) -> None:
+        """Without any padding there is no mask, which is faster."""
+        width = width if valid is None else valid.shape[1]
+        if self._mask is None and padded:
+            self._mask = torch.ones(len(self.prompt_lens), self._length, dtype=torch.bool, device=self.device)
+        if self._mask is not None:
+            fresh = self._mask.new_ones(len(self.prompt_lens), width) if valid is None else valid
+            self._mask = torch.cat([self._mask, fresh], dim=-1)
+        self._length += width
 
     def selected(self, index: Sequence[int]) -> "Rows":
         """New rows that continue these: row k continues row `index[k]`; a row may be continued many times or never."""
         chosen = torch.tensor(list(index), device=self.device)
         rows = Rows(self.model, self.run.continued(index), self.prompt_lens[chosen].tolist())
-        rows.mask, rows.counts = self.mask[chosen], self.counts[chosen]
-        rows.cache = _select_cache(self.cache, chosen)
+        rows._take(self, chosen)
+        rows._rows, rows._passes, rows._length = (
+            torch.arange(len(chosen), device=self.device),
+            self._passes,
+            self._length,
+        )
         return rows
+
+    def narrow(self, kept: Int[Tensor, " rows"]) -> None:
+        """Drops all rows but these."""
+        chosen = kept.to(self.device)
+        self.run.narrow(kept)
+        self.prompt_lens, self._lens_on = self.prompt_lens[chosen], {}
+        self._rows = self._rows[chosen]
+        self._take(self, chosen)
+        if self._uncached is not None:
+            self._uncached = [(ids[chosen], own[chosen]) for ids, own in self._uncached]
+
+    def _take(self, other: "Rows", chosen: Int[Tensor, " rows"]) -> None:
+        """Counts, mask and cache of another's chosen rows."""
+        self.counts = other.counts[chosen]
+        self._mask = None if other._mask is None else other._mask[chosen]
+        self.cache = None if other.cache is None else _select_cache(other.cache, chosen)
 
 
 def left_padded(
@@ -97,7 +158,7 @@ def _select_cache(cache: Any, index: Int[Tensor, " rows"]) -> Any:
     return chosen
 
 
-def _optional(model: Any, **arguments: Any) -> dict[str, Any]:
-    """The arguments that this model's forward takes."""
+def optional_arguments(model: Any, *names: str) -> list[str]:
+    """Which of these arguments the model's forward takes."""
     known = inspect.signature(model.forward).parameters
-    return {name: value for name, value in arguments.items() if name in known}
+    return [name for name in names if name in known]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.errors import SteerlabError
+from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import plan_hooks
-from steerlab.engines.lens.hooking import attached
 from steerlab.engines.lens.rows import Rows, left_padded, right_padded
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.receipts import Receipt
@@ -90,8 +90,9 @@ class TeacherForcing:
     def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]]) -> None:
         run = PlanRun(self.assigned.plan, len(batch))
         prompt_lens = [len(context) for context, _ in batch]
-        rows = Rows(self.bridge.original_model, run, prompt_lens)
-        with attached(self.bridge, plan_hooks(run)):
+        backend = exact_backend(self.bridge, plan_hooks(run))
+        rows = Rows(backend.model, run, prompt_lens)
+        with backend.attached(plan_hooks(run)):
             logits = self._extend_in_blocks(rows, *left_padded([context for context, _ in batch]))
         first = [(pair, row, pair.target_ids[0]) for row, (_, pairs) in enumerate(batch) for pair in pairs]
         self._measure(first, logits)
@@ -121,7 +122,8 @@ class TeacherForcing:
         pairs = [pair for _, pair in batch]
         ids, valid = right_padded([pair.target_ids[:-1] for pair in pairs])
         width = max(1, self.logit_rows // len(pairs))
-        with attached(self.bridge, plan_hooks(chosen.run)):
+        backend = exact_backend(self.bridge, plan_hooks(chosen.run))
+        with backend.attached(plan_hooks(chosen.run)):
             for start in range(0, ids.shape[1], width):
                 logits = chosen.extend(ids[:, start : start + width], valid[:, start : start + width])
                 n_pos = logits.shape[1]

@@ -1,0 +1,126 @@
+"""One call of `capture`: batches of rows, run whole or generated, with their activations read on the way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerlab.core.errors import InputError, PlanError
+from steerlab.core.hook_points import HookPoint
+from steerlab.core.policy import SamplingPolicy
+from steerlab.core.results import Activations
+from steerlab.engines.lens.backends import exact_backend
+from steerlab.engines.lens.capturing import Capture, plan_hooks
+from steerlab.engines.lens.decoding import StopRules
+from steerlab.engines.lens.generating import GenerationJob, GenerationTask, ran_tokens
+from steerlab.engines.lens.rows import Rows, left_padded
+from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.receipts import Receipt
+from steerlab.steering.run import PlanRun
+from steerlab.steering.where import RowPositions, Where
+from steerlab.steering.where import all as all_positions
+
+
+@dataclass
+class CaptureTask:
+    """A call in progress.
+
+    Attributes:
+        bridge: the TransformerBridge.
+        tokenizer: the model's own tokenizer.
+        points: the hook points to read.
+        where: the positions to read.
+        pool: `mean`, `last` or None.
+        rules: how much to generate; nothing with `max_new_tokens=0`.
+        policy: the sampling policy of that generation.
+    """
+
+    bridge: Any
+    tokenizer: Any
+    points: Sequence[HookPoint]
+    where: Where
+    pool: str | None
+    rules: StopRules
+    policy: SamplingPolicy
+    values: dict[HookPoint, dict[int, Tensor]] = field(default_factory=dict)
+    positions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    completions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    receipts: dict[int, Receipt] = field(default_factory=dict)
+
+    def run(self, jobs: Sequence[GenerationJob], assigned: AssignedPlan) -> None:
+        """Reads one batch of rows under one plan."""
+        capture = Capture(self.points, self.where, self.pool, len(jobs))
+        if self.rules.max_new_tokens:
+            lengths = self._generate(jobs, assigned, capture)
+        else:
+            lengths = self._pass(jobs, assigned, capture)
+        indices = [job.row_index for job in jobs]
+        for job, length in zip(jobs, lengths, strict=True):
+            self.positions[job.row_index] = self._read_positions(job, length)
+        for point in self.points:
+            self.values.setdefault(point, {}).update(zip(indices, capture.values(point), strict=True))
+
+    def _pass(self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, capture: Capture) -> list[int]:
+        lens = [len(job.prompt) for job in jobs]
+        for job in jobs:
+            self._read_positions(job, len(job.prompt))
+        run = PlanRun(assigned.plan, len(jobs))
+        hooks = plan_hooks(run) + capture.hooks()
+        backend = exact_backend(self.bridge, hooks)
+        with backend.attached(hooks):
+            Rows(backend.model, run, lens).extend(*left_padded([job.prompt for job in jobs]), keep=1)
+        made = run.receipts(
+            lengths=lens,
+            prompt_lens=lens,
+            prompt_indices=[job.prompt_index for job in jobs],
+            row_indices=[job.row_index for job in jobs],
+            plan_hash=assigned.given_hash,
+        )
+        self.receipts.update(zip([job.row_index for job in jobs], made, strict=True))
+        return lens
+
+    def _generate(self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, capture: Capture) -> list[int]:
+        task = GenerationTask(self.bridge, self.tokenizer, self.policy, self.rules)
+        task.run(jobs, assigned, capture.hooks)
+        self.receipts.update(task.receipts)
+        for job in jobs:
+            self.completions[job.row_index] = tuple(task.outputs[job.row_index].token_ids)
+        return [ran_tokens(job, task.outputs[job.row_index]) for job in jobs]
+
+    def _read_positions(self, job: GenerationJob, length: int) -> tuple[int, ...]:
+        rows = RowPositions.of_rows([length], [len(job.prompt)])
+        chosen = self.where.resolve(rows)[0].nonzero()[:, 0].tolist()
+        if not chosen:
+            raise InputError(
+                f"{self.where} selects no token in prompt {job.prompt_index} of {len(job.prompt)} tokens "
+                f"({length} were run); nothing can be read there."
+            )
+        return tuple(chosen)
+
+    def activations(self, site: str, jobs: Sequence[GenerationJob]) -> Activations:
+        """What was read, in order of the prompts."""
+        join = torch.cat if self.pool is None else torch.stack
+        return Activations(
+            site=site,
+            layers=tuple(point.layer for point in self.points),
+            values=tuple(join([self.values[point][job.row_index] for job in jobs]) for point in self.points),
+            positions=tuple(self.positions[job.row_index] for job in jobs),
+            pool=self.pool,
+            prompt_token_ids=tuple(job.prompt for job in jobs),
+            completion_token_ids=tuple(self.completions.get(job.row_index, ()) for job in jobs),
+        )
+
+
+def check_where(where: Where | None) -> Where:
+    """The positions themselves, all by default.
+
+    Raises:
+        PlanError: for something else.
+    """
+    if where is None:
+        return all_positions()
+    if not isinstance(where, Where):
+        raise PlanError(f"where takes positions such as sl.where.last_prompt(), got {where!r}.")
+    return where

@@ -1,0 +1,273 @@
+"""Compiled decoding: the shadow's one-token pass as one fused program, on a GPU replayed as a CUDA graph.
+
+Everything the pass needs lies in buffers at fixed places: token ids, positions, mask, key-value cache, and for every edit
+its direction, parameters and position mask. Changing the plan changes the buffers' contents, not the program, so a sweep
+over doses or vectors compiles once. All operators share one formula,
+
+    x ← x + s·[a + g·(clip(u·x, lo, hi) − u·x)]·u,
+
+with which `add` has a = its length and g = 0, `ablate` g = 1 and lo = hi = 0, `clamp` g = 1 and its bounds.
+"""
+
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerlab.core.hook_points import HookPoint
+from steerlab.engines.lens.backends import (
+    FastBackend,
+    embedding_device,
+    install_input_hook,
+    install_output_hook,
+    plain_points,
+)
+from steerlab.engines.lens.capturing import plan_hooks
+from steerlab.engines.lens.hooking import find_hook_point
+from steerlab.engines.lens.shadow import Shadow
+from steerlab.engines.lens.step import Step, running
+from steerlab.steering.run import PlanRun
+from steerlab.steering.where import RowPositions
+
+CAPACITY_STEP = 64
+_KEPT_PROGRAMS = 8
+
+
+@dataclass(frozen=True)
+class ProgramKey:
+    """What a compiled program is made for; anything else is data."""
+
+    n_rows: int
+    capacity: int
+    edited: tuple[tuple[HookPoint, int], ...]
+
+
+class EditBuffers:
+    """Directions, parameters and masks of the edits at one hook point.
+
+    Args:
+        n_edits: how many.
+        n_rows: rows of the batch.
+        d_model: width of the stream.
+        device: where the layer lies.
+    """
+
+    def __init__(self, n_edits: int, n_rows: int, d_model: int, device: torch.device) -> None:
+        self.unit = torch.zeros(n_edits, d_model, device=device)
+        self.parameters = torch.zeros(n_edits, 5, device=device)
+        self.mask = torch.zeros(n_edits, n_rows, dtype=torch.bool, device=device)
+        self.edited = torch.zeros(n_edits, n_rows, dtype=torch.long, device=device)
+        self.changes = torch.zeros(n_edits, n_rows, device=device)
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """The stream [rows, 1, d_model] after these edits, each seeing the one before; counts what it did."""
+        for k in range(self.unit.shape[0]):
+            unit, mask = self.unit[k], self.mask[k][:, None, None]
+            size, gain, low, high, scale = self.parameters[k].unbind()
+            wide = h.to(torch.float32)
+            projection = (wide @ unit)[..., None]
+            clipped = torch.minimum(torch.maximum(projection, low), high)
+            amount = scale * (size + gain * (clipped - projection))
+            delta = torch.where(mask, amount * unit, 0.0)
+            self.edited[k].add_(self.mask[k])
+            self.changes[k].add_((delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(1e-30))[:, 0])
+            h = torch.where(mask, h + delta.to(h.dtype), h)
+        return h
+
+
+class Program:
+    """One compiled decoding step with its buffers.
+
+    Args:
+        bridge: the TransformerBridge.
+        key: rows, cache capacity and edited hook points.
+    """
+
+    def __init__(self, bridge: Any, key: ProgramKey) -> None:
+        from transformers import StaticCache
+
+        self.bridge, self.key = bridge, key
+        self.device = embedding_device(bridge.original_model)
+        self.shadow = Shadow(bridge.original_model)
+        self.shadow.set_attention("sdpa")
+        self.cache = StaticCache(config=self.shadow.model.config.get_text_config(), max_cache_len=key.capacity)
+        self.tokens = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
+        self.counts = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
+        self.mask = torch.zeros(key.n_rows, key.capacity, dtype=torch.long, device=self.device)
+        self.buffers = {
+            point: EditBuffers(n_edits, key.n_rows, bridge.cfg.d_model, self.device) for point, n_edits in key.edited
+        }
+        for point, buffers in self.buffers.items():
+            name = find_hook_point(bridge, point.name).name
+            install = install_input_hook if name.endswith("hook_in") else install_output_hook
+            install(self.shadow.of(plain_points(bridge)[name]), buffers)
+        self._forward = torch.compile(_own_code(self._call_model), fullgraph=True, dynamic=False)
+        self._graph: Any = None
+        self._logits: Tensor | None = None
+
+    def _call_model(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        output = self.shadow.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits
+
+    def step(self) -> Tensor:
+        """Runs the pass on what the buffers hold; the logits are valid until the next step."""
+        if self.device.type != "cuda":
+            return self._forward(self.tokens, self.counts, self.mask)
+        if self._graph is None:
+            self._record()
+        self._graph.replay()
+        assert self._logits is not None
+        return self._logits
+
+    def _record(self) -> None:
+        """Compiles, warms up and records the CUDA graph; the cache's length and all counts are as before."""
+        state = [layer.cumulative_length for layer in self.cache.layers]
+        state += [t for b in self.buffers.values() for t in (b.edited, b.changes)]
+        saved = [tensor.clone() for tensor in state]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._forward(self.tokens, self.counts, self.mask)
+                _restore(state, saved)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._logits = self._forward(self.tokens, self.counts, self.mask)
+        _restore(state, saved)
+
+
+class CompiledRows:
+    """Rows whose prompt runs on the shadow and whose every further token runs a compiled program.
+
+    Args:
+        bridge: the TransformerBridge.
+        run: the plan at work.
+        prompt_lens: prompt length of each row.
+        max_new_tokens: tokens that may follow.
+
+    Raises:
+        InputError: for an operator the formula does not cover, a cache that is not plain, or several devices.
+    """
+
+    can_narrow = False
+
+    def __init__(self, bridge: Any, run: PlanRun, prompt_lens: Sequence[int], max_new_tokens: int) -> None:
+        self.run = run
+        self.prompt_lens = list(prompt_lens)
+        needed = max(prompt_lens) + max_new_tokens
+        capacity = -(-needed // CAPACITY_STEP) * CAPACITY_STEP
+        points = tuple((point, len(_edits_at(run, point))) for point in run.hook_points)
+        self.program = _program(bridge, ProgramKey(len(self.prompt_lens), capacity, points))
+        self.device = self.program.device
+        self.backend = FastBackend(bridge)
+        self._lens = torch.tensor(self.prompt_lens, device=self.device)
+        self._load_plan()
+
+    def _load_plan(self) -> None:
+        for point, buffers in self.program.buffers.items():
+            for k, (_, edit) in enumerate(_edits_at(self.run, point)):
+                buffers.unit[k] = edit.vector.unit.to(self.device)
+                buffers.parameters[k] = torch.tensor(edit.formula(), device=self.device)
+            buffers.edited.zero_()
+            buffers.changes.zero_()
+
+    def extend(self, ids: Tensor, valid: Tensor, *, keep: int = 0) -> Tensor:
+        """Runs the prompts, left-padded; once, before any step."""
+        program, cache = self.program, self.program.cache
+        for layer in cache.layers:
+            if layer.is_initialized:
+                layer.cumulative_length.zero_()
+        ids, valid = ids.to(self.device), valid.to(self.device)
+        width = ids.shape[1]
+        positions = valid.cumsum(dim=-1) - 1
+        tokens = RowPositions(positions.masked_fill(~valid, -1), self._lens)
+        program.mask.fill_(1)
+        program.mask[:, :width] = valid.long()
+        program.counts[:, 0] = valid.sum(dim=-1)
+        self.run.begin(tokens)
+        with self.backend.attached(plan_hooks(self.run)), running(Step(tokens, 0, torch.arange(len(ids)))):
+            output = self.backend.model(
+                input_ids=ids,
+                attention_mask=program.mask,
+                past_key_values=cache,
+                use_cache=True,
+                position_ids=positions.clamp_min(0),
+                logits_to_keep=keep,
+            )
+        return output.logits[:, -keep:]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Runs one token per row; a negative id means that the row has ended."""
+        program = self.program
+        fed = tokens.to(self.device)[:, None]
+        program.tokens.copy_(fed.clamp_min(0))
+        if program.buffers:
+            rows = RowPositions(program.counts.masked_fill(fed < 0, -1), self._lens)
+            for point, buffers in program.buffers.items():
+                for k, (_, edit) in enumerate(_edits_at(self.run, point)):
+                    buffers.mask[k] = edit.where.resolve(rows)[:, 0]
+        logits = program.step()
+        program.counts += 1
+        return logits
+
+    def narrow(self, kept: Tensor) -> None:
+        """Never called: the batch of a compiled program is fixed."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Hands the program's counts to the plan's run."""
+        for point, buffers in self.program.buffers.items():
+            for k, (index, _) in enumerate(_edits_at(self.run, point)):
+                self.run.add_counts(index, buffers.edited[k], buffers.changes[k])
+
+
+def why_not_compiled(bridge: Any) -> str | None:
+    """Why no program can be made for this model, in a sentence; None if one can."""
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    model = bridge.original_model
+    if len({parameter.device for parameter in model.parameters()}) > 1:
+        return "The model is spread over several devices."
+    cache = StaticCache(config=model.config.get_text_config(), max_cache_len=CAPACITY_STEP)
+    if any(type(layer) is not StaticLayer for layer in cache.layers):
+        return "The model has sliding-window layers."
+    return None
+
+
+def _program(bridge: Any, key: ProgramKey) -> Program:
+    """The program for a key, made once; the least recently used ones are dropped."""
+    kept: dict[ProgramKey, Program] = bridge.__dict__.setdefault("_steerlab_programs", {})
+    program = kept.pop(key, None) or Program(bridge, key)
+    kept[key] = program
+    while len(kept) > _KEPT_PROGRAMS:
+        kept.pop(next(iter(kept)))
+    return program
+
+
+def _edits_at(run: PlanRun, point: HookPoint) -> list[tuple[int, Any]]:
+    return [(index, edit) for index, edit in enumerate(run.plan) if edit.hook_point == point]
+
+
+def _restore(tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, saved, strict=True):
+        tensor.copy_(value)
+
+
+def _own_code(method: Any) -> Any:
+    """The method with a code object of its own, so that no other program's compiled code is found under it."""
+    function = method.__func__
+    code = function.__code__.replace(co_name=f"{function.__name__}_{id(method.__self__):x}")
+    copied = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    return types.MethodType(copied, method.__self__)

@@ -1,0 +1,86 @@
+"""From what a caller passes to the token ids of a batch, checked against the model's context."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerlab.core.engine import ModelInfo
+from steerlab.core.errors import ContextLengthError, TargetError
+from steerlab.core.text import (
+    Boundary,
+    EncodedPair,
+    EncodedPrompt,
+    PromptLike,
+    TargetLike,
+    as_prompts,
+    as_targets,
+    encode_pair,
+    encode_prompt,
+    is_single_prompt,
+)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes prompts and targets with a model's own tokenizer.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        info: the model.
+    """
+
+    tokenizer: Any
+    info: ModelInfo
+
+    def prompts(self, prompts: Sequence[PromptLike] | PromptLike, chat: bool) -> list[EncodedPrompt]:
+        """Every prompt's ids.
+
+        Raises:
+            PromptError, ContextLengthError: for a prompt that cannot run.
+        """
+        encoded = [
+            encode_prompt(self.tokenizer, prompt, chat=chat, d_vocab=self.info.d_vocab)
+            for prompt in as_prompts(prompts)
+        ]
+        self.check_lengths([len(prompt.token_ids) for prompt in encoded], "the prompt")
+        return encoded
+
+    def pairs(
+        self, prompts: Any, targets: Sequence[Any], boundary: Boundary, score_eos: bool, chat: bool
+    ) -> list[tuple[int, int, EncodedPair]]:
+        """(prompt index, target index, ids) of every pair, in order.
+
+        Raises:
+            TargetError, PromptError, ContextLengthError: for a pair that cannot be scored.
+        """
+        encoded = self.prompts(prompts, chat)
+        rows = as_targets(targets, len(encoded), is_single_prompt(prompts))
+        pairs = [
+            (i, j, self._pair(prompt, target, boundary, score_eos))
+            for i, (prompt, row) in enumerate(zip(encoded, rows, strict=True))
+            for j, target in enumerate(row)
+        ]
+        self.check_lengths([len(p.context_ids) + len(p.target_ids) for _, _, p in pairs], "prompt and target")
+        return pairs
+
+    def _pair(self, prompt: EncodedPrompt, target: TargetLike, boundary: Boundary, eos: bool) -> EncodedPair:
+        pair = encode_pair(self.tokenizer, prompt, target, boundary=boundary, d_vocab=self.info.d_vocab)
+        if not eos:
+            return pair
+        if self.tokenizer.eos_token_id is None:
+            raise TargetError("score_eos=True needs an EOS token, and this tokenizer has none.")
+        return EncodedPair(pair.context_ids, (*pair.target_ids, self.tokenizer.eos_token_id), pair.boundary)
+
+    def check_lengths(self, lengths: Sequence[int], what: str) -> None:
+        """Nothing, if every row fits the context.
+
+        Raises:
+            ContextLengthError: otherwise; says by how much.
+        """
+        limit = self.info.context_length
+        for index, length in enumerate(lengths):
+            if length > limit:
+                raise ContextLengthError(
+                    f"Row {index}: {what} take {length} tokens, {length - limit} more than the context of {limit}. "
+                    "Shorten it; nothing is cut silently."
+                )

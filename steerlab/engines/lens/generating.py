@@ -1,0 +1,204 @@
+"""One call of `generate` or `stream`: batches of rows through the loop, and what comes out of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from steerlab.core.errors import InputError
+from steerlab.core.policy import SamplingPolicy
+from steerlab.core.results import Completion
+from steerlab.core.seeds import SeedLike, row_key, uniforms
+from steerlab.engines.lens.backends import HookPair, choose_backend
+from steerlab.engines.lens.capturing import plan_hooks
+from steerlab.engines.lens.compiled import CompiledRows, why_not_compiled
+from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules, decode, find_stop
+from steerlab.engines.lens.info import eos_token_ids
+from steerlab.engines.lens.rows import Rows
+from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.receipts import Receipt
+from steerlab.steering.run import PlanRun
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class GenerationJob:
+    """One row to generate: which sample of which prompt, its ids, and its draws."""
+
+    row_index: int
+    prompt_index: int
+    sample_index: int
+    prompt: tuple[int, ...]
+    draws: np.ndarray
+
+
+def generation_jobs(
+    prompts: Sequence[tuple[int, ...]], n: int, seed: SeedLike, max_new_tokens: int
+) -> list[GenerationJob]:
+    """A job per prompt and sample, in order.
+
+    Raises:
+        InputError: if n is not an integer ≥ 1.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InputError(f"n is an integer ≥ 1, got {n!r}.")
+    return [
+        GenerationJob(i * n + g, i, g, prompt, uniforms(row_key(seed, i, g), max_new_tokens))
+        for i, prompt in enumerate(prompts)
+        for g in range(n)
+    ]
+
+
+def stop_rules(bridge: Any, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
+    """When rows end.
+
+    Raises:
+        InputError: for an empty stop string or a bad number of tokens.
+    """
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise InputError(f"max_new_tokens is an integer ≥ 0, got {max_new_tokens!r}.")
+    if not all(strings):
+        raise InputError("A stop string is empty; it would end every row at once.")
+    return StopRules(eos_token_ids(bridge.original_model, tokenizer), strings, max_new_tokens)
+
+
+@dataclass
+class GenerationTask:
+    """A call in progress.
+
+    Attributes:
+        bridge: the TransformerBridge.
+        tokenizer: the model's own tokenizer.
+        policy: the sampling policy.
+        rules: when rows end.
+        engine: the engine asked for.
+        outputs: by row index, what each row produced.
+        receipts: by row index.
+        engine_used: the engine that ran; several are joined by `+`.
+    """
+
+    bridge: Any
+    tokenizer: Any
+    policy: SamplingPolicy
+    rules: StopRules
+    engine: str = "auto"
+    outputs: dict[int, RowOutput] = field(default_factory=dict)
+    receipts: dict[int, Receipt] = field(default_factory=dict)
+    engine_used: str = ""
+
+    def run(
+        self,
+        jobs: Sequence[GenerationJob],
+        assigned: AssignedPlan,
+        watch: Callable[[], Sequence[HookPair]] = tuple,
+    ) -> None:
+        """Generates one batch of rows under one plan.
+
+        Args:
+            jobs: the rows.
+            assigned: their plan.
+            watch: gives further hooks, which read and change nothing; they come after the plan's.
+        """
+        run, rows, around = self._prepare(jobs, assigned, watch())
+        decoding = self._decoding(rows, jobs)
+        with around:
+            outputs = decoding.run()
+        self._finish(jobs, outputs, run, rows, assigned)
+
+    def stream(self, job: GenerationJob, assigned: AssignedPlan) -> Iterator[str]:
+        """Generates one row, yielding its text as it grows."""
+        run, rows, around = self._prepare([job], assigned, ())
+        decoding = self._decoding(rows, [job])
+        ids: list[int] = []
+        given = 0
+        with around:
+            for tokens in decoding.steps():
+                ids.append(int(tokens[0]))
+                ready = self._ready(decode(self.tokenizer, ids))
+                if len(ready) > given:
+                    yield ready[given:]
+                    given = len(ready)
+            outputs = decoding.outputs()
+        self._finish([job], outputs, run, rows, assigned)
+        rest = self.completion(job).text[given:]
+        if rest:
+            yield rest
+
+    def completion(self, job: GenerationJob) -> Completion:
+        """The finished row."""
+        output = self.outputs[job.row_index]
+        text = decode(self.tokenizer, output.token_ids)
+        cut = find_stop(text, self.rules.strings)
+        return Completion(
+            text=text if cut is None else text[:cut],
+            token_ids=output.token_ids,
+            finish_reason=output.finish_reason,
+            prompt_index=job.prompt_index,
+            sample_index=job.sample_index,
+            token_log_probs=output.token_log_probs,
+            token_log_qs=output.token_log_qs,
+        )
+
+    def _ready(self, text: str) -> str:
+        """The part of a growing text that can be shown: whole characters, and nothing that may become a stop string."""
+        cut = find_stop(text, self.rules.strings)
+        if cut is not None:
+            return text[:cut]
+        text = text.rstrip(_INCOMPLETE)
+        held = max((_overlap(text, string) for string in self.rules.strings), default=0)
+        return text[: len(text) - held]
+
+    def _prepare(
+        self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, watch: Sequence[HookPair]
+    ) -> tuple[PlanRun, Any, AbstractContextManager[None]]:
+        """The plan at work, fresh rows on the right engine, and the context to run them in."""
+        lens = [len(job.prompt) for job in jobs]
+        run = PlanRun(assigned.plan, len(jobs))
+        hooks = [*plan_hooks(run), *watch] if self.rules.max_new_tokens else []
+        backend = choose_backend(self.bridge, [name for name, _ in hooks], self.engine)
+        if self.engine == "compiled":
+            reason = why_not_compiled(self.bridge) or ("Captures need 'fast' or 'bridge'." if watch else None)
+            if reason is not None:
+                raise InputError(f"engine='compiled' cannot run here: {reason} Use engine='fast'.")
+            self._note("compiled")
+            return run, CompiledRows(self.bridge, run, lens, self.rules.max_new_tokens), nullcontext()
+        self._note(backend.name)
+        return run, Rows(backend.model, run, lens), backend.attached(hooks)
+
+    def _note(self, engine: str) -> None:
+        used = [*self.engine_used.split("+"), engine] if self.engine_used else [engine]
+        self.engine_used = "+".join(dict.fromkeys(used))
+
+    def _decoding(self, rows: Any, jobs: Sequence[GenerationJob]) -> Decoding:
+        draws = torch.from_numpy(np.stack([job.draws for job in jobs]))
+        return Decoding(rows, [job.prompt for job in jobs], self.policy, draws, self.rules, self.tokenizer)
+
+    def _finish(
+        self, jobs: Sequence[GenerationJob], outputs: list[RowOutput], run: PlanRun, rows: Any, assigned: AssignedPlan
+    ) -> None:
+        if isinstance(rows, CompiledRows):
+            rows.settle()
+        receipts = run.receipts(
+            lengths=[ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)],
+            prompt_lens=[len(job.prompt) for job in jobs],
+            prompt_indices=[job.prompt_index for job in jobs],
+            row_indices=[job.row_index for job in jobs],
+            plan_hash=assigned.given_hash,
+        )
+        self.outputs.update(zip([job.row_index for job in jobs], outputs, strict=True))
+        self.receipts.update(zip([job.row_index for job in jobs], receipts, strict=True))
+
+
+def ran_tokens(job: GenerationJob, output: RowOutput) -> int:
+    """How many of a row's tokens went through the model: all but the last sampled one."""
+    return len(job.prompt) + len(output.token_ids) - 1 if output.token_ids else 0
+
+
+def _overlap(text: str, string: str) -> int:
+    """How many characters at the text's end begin the string."""
+    longest = min(len(text), len(string) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(string[:size])), 0)

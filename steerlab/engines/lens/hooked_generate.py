@@ -1,0 +1,243 @@
+"""Generation with hooks of your own: token ids in, token ids out."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError
+from steerlab.core.policy import SamplingPolicy
+from steerlab.core.seeds import row_key, uniforms
+from steerlab.core.text import encode_prompt
+from steerlab.engines.lens.backends import HookPair, choose_backend
+from steerlab.engines.lens.decoding import Decoding, StopRules, decode
+from steerlab.engines.lens.info import context_length, eos_token_ids
+from steerlab.engines.lens.rows import Rows
+from steerlab.steering.plan import Plan
+from steerlab.steering.run import PlanRun
+
+HookFunction = Callable[..., Any]
+
+
+class SteeringHook:
+    """A hook that adds alpha times a vector at every position. Made by `create_steering_hook`.
+
+    The vector is copied once per device and dtype, not per call.
+    """
+
+    def __init__(self, vector: Tensor, alpha: float) -> None:
+        self.vector, self.alpha = vector.detach(), float(alpha)
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def __call__(self, value: Tensor, hook: Any = None) -> Tensor:
+        """The activation with the vector added, in its own dtype."""
+        key = (value.device, value.dtype)
+        if key not in self._copies:
+            if value.shape[-1] != self.vector.numel():
+                raise VectorShapeError(
+                    f"The steering vector has shape {tuple(self.vector.shape)}, the activation "
+                    f"{tuple(value.shape)}; its last dimension must be {value.shape[-1]}."
+                )
+            scaled = self.alpha * self.vector.to(value.device, torch.float32)
+            self._copies[key] = scaled.to(value.dtype)
+        return value + self._copies[key]
+
+
+def create_steering_hook(steering_vector: Tensor, alpha: float) -> SteeringHook:
+    """A hook function that adds `alpha * steering_vector` to an activation, at every position.
+
+    Args:
+        steering_vector: shape [d_model]; any float dtype, any device.
+        alpha: raw coefficient.
+
+    Raises:
+        VectorShapeError: if the vector is not one row; here, or at the first call if its width is not the model's.
+    """
+    if not isinstance(steering_vector, Tensor) or steering_vector.ndim != 1 or steering_vector.numel() < 2:
+        shape = tuple(steering_vector.shape) if isinstance(steering_vector, Tensor) else type(steering_vector).__name__
+        raise VectorShapeError(f"A steering vector has shape [d_model], got {shape}.")
+    return SteeringHook(steering_vector, alpha)
+
+
+@torch.no_grad()
+def hooked_generate(
+    model: Any,
+    input_ids: Int[Tensor, "batch prompt"],
+    max_tokens: int,
+    layer_name: str | Sequence[HookPair],
+    hook_fn: HookFunction | None = None,
+    temperature: float = 0.7,
+    do_sample: bool = True,
+    top_p: float = 0.9,
+    *,
+    attention_mask: Int[Tensor, "batch prompt"] | None = None,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    use_cache: bool = True,
+    engine: str = "auto",
+) -> Int[Tensor, "batch total"]:
+    """Generates with hooks active in every forward pass.
+
+    Hooks are called as `hook_fn(activation, hook=point)`; what they return replaces the activation, None leaves it. With a
+    cache the passes after the first hold one position; `steerlab.current_step()` tells a hook the absolute positions.
+
+    Args:
+        model: a TransformerBridge, or anything with `.hooks(fwd_hooks=...)` and a forward pass on token ids, such as a
+            HookedTransformer.
+        input_ids: prompts, padded on either side if `attention_mask` says where; on any device.
+        max_tokens: tokens to add at most; 0 returns the prompts.
+        layer_name: a hook point, e.g. `blocks.14.hook_resid_post`; or a list of (name, function) pairs with
+            `hook_fn=None`.
+        hook_fn: the hook function.
+        temperature: of sampling; 0 is greedy.
+        do_sample: False is greedy.
+        top_p: nucleus mass.
+        attention_mask: 1 for tokens, 0 for padding; all ones by default, whatever the ids.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        min_p: drop tokens less probable than this share of the most probable.
+        seed: of the draws, each row with its own; None draws one from torch's global generator.
+        stop_token_ids: a row ends after any of these; None means the model's EOS ids, () never.
+        use_cache: False runs the whole sequence again for every token.
+        engine: `auto`, `bridge`, `fast` or `compiled`.
+
+    Returns:
+        The prompts followed by the new tokens, on the device of `input_ids`; rows that ended early are right-padded.
+
+    Raises:
+        HookPointError: for an unknown hook point, or one that never fired.
+        PolicyError, ContextLengthError, InputError: for values outside their range.
+    """
+    policy = SamplingPolicy(temperature if do_sample else 0.0, top_p, top_k, min_p)
+    hooks = _hook_pairs(layer_name, hook_fn)
+    mask = _check_ids(input_ids, attention_mask, max_tokens)
+    if max_tokens == 0:
+        return input_ids.clone()
+    prompts = [row[keep].tolist() for row, keep in zip(input_ids.cpu(), mask, strict=True)]
+    eos, pad = _ends(model, stop_token_ids)
+    _check_context(model, prompts, max_tokens)
+    rows, around = _rows(model, prompts, max_tokens, hooks, use_cache, engine)
+    if seed is None:
+        seed = int(torch.randint(2**62, ()).item())
+    draws = torch.tensor([uniforms(row_key(seed, i, 0), max_tokens).tolist() for i in range(len(prompts))])
+    rules = StopRules(eos, (), max_tokens)
+    with around:
+        outputs = Decoding(rows, prompts, policy, draws.double(), rules, with_log_probs=False).run()
+    width = max(len(output.token_ids) for output in outputs)
+    new = [output.token_ids + [pad] * (width - len(output.token_ids)) for output in outputs]
+    return torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+
+
+def generate_steered_response(
+    model: Any,
+    tokenizer: Any,
+    prompt: str,
+    layer_name: str,
+    steering_vector: Tensor,
+    alpha: float,
+    max_tokens: int = 150,
+    temperature: float = 0.7,
+    do_sample: bool = True,
+    top_p: float = 0.9,
+) -> str:
+    """The model's answer to one prompt with `alpha * steering_vector` added at a hook point, at every position.
+
+    Args:
+        model: as in `hooked_generate`.
+        tokenizer: the model's tokenizer; with a chat template the prompt becomes a user turn, otherwise it runs plain.
+        prompt: the user's text.
+        layer_name: the hook point.
+        steering_vector: shape [d_model].
+        alpha: raw coefficient; 0 is the unsteered model.
+        max_tokens: tokens to generate at most.
+        temperature: of sampling.
+        do_sample: False is greedy.
+        top_p: nucleus mass.
+
+    Returns:
+        The answer alone, without special tokens, stripped.
+    """
+    chat = getattr(tokenizer, "chat_template", None) is not None
+    encoded = encode_prompt(tokenizer, prompt, chat=chat, d_vocab=max(len(tokenizer), tokenizer.vocab_size))
+    ids = torch.tensor([encoded.token_ids])
+    hook = create_steering_hook(steering_vector, alpha)
+    output = hooked_generate(model, ids, max_tokens, layer_name, hook, temperature, do_sample, top_p)
+    return decode(tokenizer, output[0, ids.shape[1] :].tolist()).strip()
+
+
+def _hook_pairs(layer_name: str | Sequence[HookPair], hook_fn: HookFunction | None) -> list[HookPair]:
+    if isinstance(layer_name, str):
+        if hook_fn is None:
+            raise InputError(f"layer_name is {layer_name!r}, but hook_fn is missing; pass the hook function.")
+        return [(layer_name, hook_fn)]
+    pairs = list(layer_name)
+    if hook_fn is not None:
+        raise InputError("layer_name is a list of (name, function) pairs; leave hook_fn=None.")
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and callable(pair[1])):
+            raise InputError(f"layer_name takes a name or (name, function) pairs, got {pair!r:.80}.")
+    return pairs
+
+
+def _check_ids(input_ids: Any, attention_mask: Any, max_tokens: Any) -> Tensor:
+    """The mask as bool on the CPU."""
+    if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.is_floating_point():
+        shape = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        raise PromptError(f"input_ids is an integer tensor of shape [batch, prompt], got {shape}.")
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+        raise InputError(f"max_tokens is an integer ≥ 0, got {max_tokens!r}.")
+    if attention_mask is None:
+        mask = torch.ones(input_ids.shape, dtype=torch.bool)
+    else:
+        if attention_mask.shape != input_ids.shape:
+            raise PromptError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}."
+            )
+        mask = attention_mask.cpu().bool()
+    empty = (~mask.any(dim=1)).nonzero()[:, 0].tolist()
+    if empty or input_ids.shape[0] == 0:
+        raise PromptError(f"Rows without a token: {empty or 'there are no rows'}. Start from the model's BOS, say.")
+    return mask
+
+
+def _ends(model: Any, stop_token_ids: Sequence[int] | None) -> tuple[frozenset[int], int]:
+    """Ids that end a row, and the id that pads it afterwards."""
+    tokenizer = getattr(model, "tokenizer", None)
+    eos = eos_token_ids(getattr(model, "original_model", model), tokenizer)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is None:
+        pad = min(eos, default=0)
+    return (eos if stop_token_ids is None else frozenset(int(i) for i in stop_token_ids)), pad
+
+
+def _check_context(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+    limit = context_length(model)
+    longest = max(map(len, prompts))
+    if longest + max_tokens > limit:
+        raise ContextLengthError(
+            f"A prompt of {longest} tokens and {max_tokens} new ones need {longest + max_tokens - limit} tokens more "
+            f"than the model's context of {limit}."
+        )
+
+
+def _rows(
+    model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, hooks: list[HookPair], use_cache: bool, engine: str
+) -> tuple[Any, AbstractContextManager[None]]:
+    """Rows on the right backend, and the context in which they run."""
+    lens = [len(prompt) for prompt in prompts]
+    if not hasattr(model, "original_model"):
+        from steerlab.engines.lens.legacy import legacy_rows
+
+        return legacy_rows(model, lens, hooks, use_cache=use_cache)
+    if engine == "compiled":
+        raise InputError(
+            "engine='compiled' runs plans, whose edits are data; call engine.generate(plan=…, engine='compiled'). "
+            "A function of yours runs on 'fast' or 'bridge'."
+        )
+    backend = choose_backend(model, [name for name, _ in hooks], engine)
+    run = PlanRun(Plan(), len(prompts))
+    return Rows(backend.model, run, lens, use_cache=use_cache), backend.attached(hooks)

@@ -1,0 +1,164 @@
+"""Every mistake named in the issue, made once through the public API: the error's class, and what its message says."""
+
+import math
+
+import pytest
+import torch
+
+import steerlab as sl
+from steerlab.core.hook_points import HookPoint
+
+
+def ones(width=64, layer=1, site="resid_post"):
+    return sl.SteeringVector.from_tensor(torch.ones(width), layer=layer, site=site)
+
+
+def plan(vector):
+    return sl.Plan(sl.add(vector, coef=1.0))
+
+
+CASES = {
+    "unknown model": (
+        lambda e, tmp: sl.load(tmp / "nowhere"),
+        sl.ModelNotFoundError,
+        "nowhere",
+    ),
+    "unknown hook point": (
+        lambda e, tmp: HookPoint.parse("blocks.1.hook_resid_pots"),
+        sl.HookPointError,
+        "resid_post",
+    ),
+    "unknown layer in a plan": (
+        lambda e, tmp: e.generate("Hi", plan=plan(ones(layer=4))),
+        sl.HookPointError,
+        "Layer 4 does not exist: the model has 4 layers, numbered 0 to 3",
+    ),
+    "unknown layer in a capture": (
+        lambda e, tmp: e.capture("Hi", layers=[-5]),
+        sl.HookPointError,
+        "Layer -5 does not exist",
+    ),
+    "unknown layer in an extraction": (
+        lambda e, tmp: sl.extract(e, sl.ContrastPairs.from_lists(["a"], ["b"]), layers=9),
+        sl.HookPointError,
+        "Layer 9 does not exist",
+    ),
+    "unknown site": (
+        lambda e, tmp: e.capture("Hi", layers=1, site="resid_end"),
+        sl.HookPointError,
+        "the sites are resid_pre, resid_mid, resid_post, attn_out, mlp_out",
+    ),
+    "wrong vector width": (
+        lambda e, tmp: e.score("Hi", [" a"], plan=plan(ones(32))),
+        sl.VectorShapeError,
+        r"shape \[32\], the residual stream of .* has \[64\]",
+    ),
+    "a number for a vector": (
+        lambda e, tmp: sl.SteeringVector.from_tensor(torch.ones(64)[-1], layer=1),
+        sl.VectorShapeError,
+        r"\[d_model\], got \(\)",
+    ),
+    "NaN in a vector": (
+        lambda e, tmp: sl.SteeringVector.from_tensor(torch.tensor([1.0, math.nan]), layer=1),
+        sl.VectorValueError,
+        "1 NaN or infinite",
+    ),
+    "a zero vector": (
+        lambda e, tmp: plan(ones().scaled(0.0)),
+        sl.VectorValueError,
+        "no direction",
+    ),
+    "no targets": (lambda e, tmp: e.score(["Hi"], [[]]), sl.TargetError, "Prompt 0 has no targets"),
+    "empty target": (lambda e, tmp: e.score(["Hi"], [[""]]), sl.TargetError, "empty target"),
+    "empty target ids": (lambda e, tmp: e.score(["Hi"], [[[]]]), sl.TargetError, "empty target|list of ids"),
+    "a string for a list of targets": (
+        lambda e, tmp: e.score(["Hi"], [" a"]),
+        sl.TargetError,
+        r"write \[' a'\] for one target",
+    ),
+    "too few lists of targets": (
+        lambda e, tmp: e.score(["Hi", "Ho"], [[" a"]]),
+        sl.TargetError,
+        "2 prompts and 1 lists",
+    ),
+    "no prompts": (lambda e, tmp: e.generate([]), sl.PromptError, "no prompts"),
+    "an id outside the vocabulary": (
+        lambda e, tmp: e.generate([[5, 384]]),
+        sl.PromptError,
+        "token id 384, outside the model's vocabulary of 0 to 383",
+    ),
+    "a prompt past the context": (
+        lambda e, tmp: e.score([[5] * 300], [[" a"]]),
+        sl.ContextLengthError,
+        "300 tokens, 44 more than the context of 256",
+    ),
+    "new tokens past the context": (
+        lambda e, tmp: e.generate([[5] * 200], max_new_tokens=100),
+        sl.ContextLengthError,
+        "300 tokens, 44 more than the context of 256",
+    ),
+    "a missing vector file": (
+        lambda e, tmp: sl.SteeringVector.load(tmp / "none.safetensors"),
+        sl.VectorFileError,
+        "none.safetensors",
+    ),
+    "an edit for a plan": (
+        lambda e, tmp: e.generate("Hi", plan=sl.add(ones(), coef=1.0)),
+        sl.PlanError,
+        r"wrap edits in Plan\(\)",
+    ),
+    "plans for other prompts": (
+        lambda e, tmp: e.generate(["Hi", "Ho"], plan=[None]),
+        sl.PlanError,
+        "1 plans for 2 prompts",
+    ),
+    "two strengths": (lambda e, tmp: sl.add(ones(), coef=1.0, dose=1.0), sl.PlanError, "exactly one strength"),
+    "a dose that is no number": (lambda e, tmp: sl.add(ones(), dose=math.nan), sl.PlanError, "dose must be a finite"),
+    "a scale that is no number": (lambda e, tmp: plan(ones()).scaled(math.inf), sl.PlanError, "finite number"),
+    "a negative temperature": (
+        lambda e, tmp: sl.SamplingPolicy(temperature=-1),
+        sl.PolicyError,
+        "temperature must be ≥ 0",
+    ),
+    "top_p of 0": (lambda e, tmp: sl.SamplingPolicy(top_p=0), sl.PolicyError, r"top_p must be in \(0, 1\], got 0"),
+    "an unknown method": (
+        lambda e, tmp: sl.extract(e, sl.ContrastPairs.from_lists(["a"], ["b"]), "magic"),
+        sl.InputError,
+        "Unknown extraction method 'magic'",
+    ),
+}
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_gets_its_own_error_that_names_it(tiny_llama_engine, tmp_path, case):
+    call, error, message = CASES[case]
+    with pytest.raises(error, match=message) as caught:
+        call(tiny_llama_engine, tmp_path)
+    assert isinstance(caught.value, sl.SteerlabError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_target_that_tokenises_to_nothing(tiny_llama_engine, monkeypatch):
+    from tokenizers.normalizers import Strip
+
+    monkeypatch.setattr(tiny_llama_engine.tokenizer.backend_tokenizer, "normalizer", Strip())
+    try:
+        with pytest.raises(sl.TargetError, match="no token of its own"):
+            tiny_llama_engine.score("Hi", ["  "])
+    finally:
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not ours", "NaN"])
+def test_damaged_vector_files(tmp_path, damage):
+    path = ones().save(tmp_path / "v.safetensors")
+    data = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(data[:-10])
+    elif damage == "not ours":
+        path.write_bytes(b"PK\x03\x04 this is a zip")
+    else:
+        path.write_bytes(data[:-4] + b"\x00\x00\xc0\x7f")
+    with pytest.raises(sl.VectorFileError, match=r"v\.safetensors"):
+        sl.SteeringVector.load(path)

@@ -1,0 +1,88 @@
+import pytest
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+
+import steerlab as sl
+from steerlab.core.errors import InputError, ModelNotFoundError
+from steerlab.engines.lens.info import eos_token_ids, parameters_hash
+
+
+@pytest.fixture(scope="module")
+def bridge(tiny_llama_path):
+    return TransformerBridge.boot_transformers(str(tiny_llama_path), dtype=torch.float32, device="cpu")
+
+
+def test_a_loaded_bridge_is_used_as_it_is_without_an_added_bos(bridge, tiny_llama_engine):
+    engine = sl.load(bridge)
+    assert engine.model is bridge
+    bos = engine.tokenizer.bos_token_id
+    assert bridge.tokenizer("Hi")["input_ids"][0] == bos  # TransformerLens changed its own copy
+    out = engine.generate("Hi", max_new_tokens=1)
+    assert bos not in out.prompt_token_ids[0]
+    assert torch.equal(engine.logits("Hi there"), tiny_llama_engine.logits("Hi there"))
+
+
+def test_a_loaded_bridge_is_identified_by_its_parameters(bridge):
+    info = sl.load(bridge).info
+    assert info.weights_hash == parameters_hash(bridge.original_model)
+    assert info.n_layers == 4
+
+
+def test_another_tokenizer_may_be_given(bridge, tiny_gpt2_engine):
+    assert sl.load(bridge, tokenizer=tiny_gpt2_engine.tokenizer).tokenizer is tiny_gpt2_engine.tokenizer
+
+
+def test_a_bridge_without_tokenizer_says_what_to_pass(bridge, monkeypatch):
+    monkeypatch.setattr(bridge, "tokenizer", None)
+    with pytest.raises(InputError, match="tokenizer="):
+        sl.load(bridge)
+
+
+def test_compatibility_mode_is_recorded(tiny_gpt2_path):
+    bridge = TransformerBridge.boot_transformers(str(tiny_gpt2_path), dtype=torch.float32, device="cpu")
+    before = sl.load(bridge).info
+    bridge.enable_compatibility_mode(disable_warnings=True)
+    after = sl.load(bridge).info
+    assert (before.weight_processing, after.weight_processing) == ("none", "compatibility_mode")
+
+
+def test_unknown_models_say_what_to_do(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        sl.load(tmp_path / "no-such-model")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "int8"},
+        {"dtype": "float31"},
+        {"n_devices": 0},
+        {"n_devices": 1.5},
+        {"n_devices": 99},
+        {"device": "cpu", "n_devices": 2},
+        {"device": "cpu", "device_map": "auto"},
+    ],
+)
+def test_bad_options_are_refused(tiny_llama_path, options):
+    with pytest.raises(InputError):
+        sl.load(tiny_llama_path, **options)
+
+
+def test_a_torch_dtype_is_as_good_as_its_name(tiny_llama_path):
+    with sl.load(str(tiny_llama_path), dtype=torch.bfloat16, device="cpu") as engine:
+        assert engine.info.dtype == "bfloat16"
+
+
+def test_every_eos_is_known(tiny_llama_engine, monkeypatch):
+    model, tokenizer = tiny_llama_engine.model.original_model, tiny_llama_engine.tokenizer
+    assert eos_token_ids(model, tokenizer) == {tokenizer.eos_token_id}
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [7, 8])
+    assert eos_token_ids(model, tokenizer) == {tokenizer.eos_token_id, 7, 8}
+
+
+def test_a_checkpoints_generation_config_adds_no_hidden_warper(tiny_llama_engine, monkeypatch):
+    config = tiny_llama_engine.model.original_model.generation_config
+    before = [c.token_ids for c in tiny_llama_engine.generate("Hi", max_new_tokens=4, n=8)]
+    monkeypatch.setattr(config, "top_k", 1)
+    monkeypatch.setattr(config, "do_sample", False)
+    assert [c.token_ids for c in tiny_llama_engine.generate("Hi", max_new_tokens=4, n=8)] == before
