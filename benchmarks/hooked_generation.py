@@ -4,9 +4,9 @@
     python benchmarks/hooked_generation.py --model random-1b --device cuda --dtype bfloat16 --batch 1 16 --compiled
     python benchmarks/hooked_generation.py --model random-1b --device cuda --dtype bfloat16 --batch 16 --n-devices 2
 
-Every variant generates the same number of tokens greedily, without EOS. The variants take turns, once per repeat, so that
-a busy moment of the machine hits them all; figures are medians over repeats. `random-1b` is a Llama of 16 layers, width
-2048 and vocabulary 128256 with random weights, made on the spot.
+Every variant generates the same number of tokens greedily, without EOS. The variants take turns, once per repeat, so
+that a busy moment of the machine hits them all; figures are medians over repeats. `random-1b` is a Llama of 16 layers,
+width 2048 and vocabulary 128256 with random weights, made on the spot.
 """
 
 import argparse

@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from steerlab.core.policy import SamplingPolicy
     from steerlab.core.results import Activations, Completion, Generations, Scores
     from steerlab.core.targets import Targets
-    from steerlab.engines.lens import LensEngine, load
+    from steerlab.engines.lens import (
+        LensEngine,
+        create_steering_hook,
+        current_step,
+        generate_steered_response,
+        hooked_generate,
+        load,
+    )
     from steerlab.experiment import Controls, Effect, Experiment
     from steerlab.scoring.sliding import Perplexity, perplexity
     from steerlab.steering import where
@@ -84,7 +91,11 @@ _NAMES = {
     "ablate": "steerlab.steering.operators",
     "add": "steerlab.steering.operators",
     "clamp": "steerlab.steering.operators",
+    "create_steering_hook": "steerlab.engines.lens",
+    "current_step": "steerlab.engines.lens",
     "extract": "steerlab.steering.extract",
+    "generate_steered_response": "steerlab.engines.lens",
+    "hooked_generate": "steerlab.engines.lens",
     "load": "steerlab.engines.lens",
     "perplexity": "steerlab.scoring.sliding",
 }
@@ -129,7 +140,11 @@ __all__ = [
     "ablate",
     "add",
     "clamp",
+    "create_steering_hook",
+    "current_step",
     "extract",
+    "generate_steered_response",
+    "hooked_generate",
     "load",
     "perplexity",
     "where",

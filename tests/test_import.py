@@ -13,7 +13,7 @@ Activations BackendMissingError Completion ContextLengthError ContrastPairs Cont
 Generations HookPointError InputError LensEngine ModelNotFoundError Perplexity Plan PlanError PolicyError PromptError
 Receipt ReceiptError RunError SamplingPolicy Scores SteeringVector SteerlabError TargetError Targets VectorFileError
 VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp
-extract load perplexity where
+create_steering_hook current_step extract generate_steered_response hooked_generate load perplexity where
 """.split()
 
 

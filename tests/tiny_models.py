@@ -1,16 +1,28 @@
 """Tiny random models with real tokenizers, made on the spot and the same every time."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
 )
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
@@ -111,6 +123,95 @@ def build_tiny_gpt2(directory: Path, *, seed: int = 0, context: int = 256, **ove
     return _save(GPT2LMHeadModel, config, tokenizer, directory, seed)
 
 
+# One tiny model per family, and for families with a sliding window one more whose window is shorter than most prompts.
+# Per name: configuration class, and what differs from `_SHARED`.
+_WIDE, _NARROW = 128, 6
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "gpt2": (GPT2Config, {}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen2_narrow": (
+        Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": _NARROW, "max_window_layers": 1},
+    ),
+    "qwen3": (Qwen3Config, {"head_dim": 16}),
+    "gemma2": (Gemma2Config, {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _WIDE}),
+    "gemma2_narrow": (Gemma2Config, {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _NARROW}),
+    "gemma3": (
+        Gemma3TextConfig,
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _WIDE, "layer_types": _ALTERNATING},
+    ),
+    "gemma3_narrow": (
+        Gemma3TextConfig,
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _NARROW, "layer_types": _ALTERNATING},
+    ),
+    "mistral": (MistralConfig, {"head_dim": 16, "sliding_window": _WIDE}),
+    "mistral_narrow": (MistralConfig, {"head_dim": 16, "sliding_window": _NARROW}),
+    "olmo2": (Olmo2Config, {}),
+    "gpt_neox": (GPTNeoXConfig, {}),
+    "phi3": (Phi3Config, {"sliding_window": None}),
+    "phi3_narrow": (Phi3Config, {"sliding_window": _NARROW}),
+}
+_LACKING = {"gpt2": ("num_key_value_heads", "intermediate_size"), "gpt_neox": ("num_key_value_heads",)}
+_SHARED = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+}
+
+
+def build_tiny_family(directory: Path, name: str, *, seed: int = 0, context: int = 128) -> Path:
+    """Save a model of 3 layers and width 64 of one of the `FAMILIES`, with tokenizer.
+
+    Args:
+        directory: Where to save it.
+        name: A key of `FAMILIES`.
+        seed: Seed of the weights.
+        context: The model's context length.
+
+    Returns:
+        The directory.
+    """
+    config_class, options = FAMILIES[name]
+    values = {key: value for key, value in {**_SHARED, **options}.items() if key not in _LACKING.get(name, ())}
+    return save_tiny(AutoModelForCausalLM.from_config, config_class, directory, seed=seed, context=context, **values)
+
+
+def save_tiny(
+    make: Callable[[PretrainedConfig], PreTrainedModel],
+    config_class: type[PretrainedConfig],
+    directory: Path,
+    *,
+    seed: int = 0,
+    context: int = 256,
+    chat: bool = False,
+    **values: Any,
+) -> Path:
+    """Save a model of any family with a tokenizer.
+
+    Args:
+        make: Makes the model from its configuration.
+        config_class: The configuration's class.
+        directory: Where to save it.
+        seed: Seed of the weights.
+        context: The model's context length.
+        chat: Whether the tokenizer has a chat template.
+        **values: Further values for the configuration.
+
+    Returns:
+        The directory.
+    """
+    tokenizer = build_tiny_tokenizer(chat=chat, context=context)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": context}
+    config = config_class(**{"initializer_range": 0.2, **sizes, **_token_ids(tokenizer), **values})
+    return _save(make, config, tokenizer, directory, seed)
+
+
 def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     return {
         "bos_token_id": tokenizer.bos_token_id,
@@ -120,11 +221,15 @@ def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def _save(
-    model_class: type[PreTrainedModel], config, tokenizer: PreTrainedTokenizerFast, directory: Path, seed: int
+    make: Callable[[PretrainedConfig], PreTrainedModel],
+    config,
+    tokenizer: PreTrainedTokenizerFast,
+    directory: Path,
+    seed: int,
 ) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config)
+        model = make(config)
     model.eval().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -31,7 +31,10 @@ class Edit:
     where: Where
     scale: float = 1.0
     median_norm: float | None = None
-    _directions: dict[torch.device, Direction] = field(default_factory=dict, repr=False, compare=False)
+    _directions: dict[torch.device, Direction] = field(default_factory=dict, repr=False, compare=False, init=False)
+    _constants: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor] | None] = field(
+        default_factory=dict, repr=False, compare=False, init=False
+    )
 
     def __post_init__(self) -> None:
         vector = self.vector
@@ -55,20 +58,30 @@ class Edit:
 
     def scaled(self, factor: float) -> "Edit":
         """The same edit with Δ multiplied by `factor`."""
-        return replace(self, scale=self.scale * factor, _directions={})
+        return replace(self, scale=self.scale * factor)
 
     def with_vector(self, vector: SteeringVector) -> "Edit":
         """The same operator, strength and positions along another vector; a dose is measured anew if it moved."""
         keep = self.median_norm if vector.hook_point == self.hook_point else None
-        return replace(self, vector=vector, median_norm=keep, _directions={})
+        return replace(self, vector=vector, median_norm=keep)
 
     def with_median_norm(self, value: float) -> "Edit":
         """The same edit, its dose resolved."""
-        return replace(self, median_norm=value, _directions={})
+        return replace(self, median_norm=value)
 
     def delta(self, h: Tensor) -> Tensor:
         """Scaled Δ(h), float32, for a float32 stream of shape [..., d_model]."""
         return self.scale * self.operator.delta(h, self._direction(h.device))
+
+    def constant_delta(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Scaled Δ [d_model] in a dtype, and its norm, if the operator's Δ does not depend on the stream."""
+        key = (device, dtype)
+        if key not in self._constants:
+            constant = self.operator.constant(self._direction(device))
+            with torch.inference_mode(False):
+                scaled = None if constant is None else self.scale * constant
+                self._constants[key] = None if scaled is None else (scaled.to(dtype), scaled.norm())
+        return self._constants[key]
 
     def formula(self) -> tuple[float, float, float, float, float]:
         """(a, g, lo, hi, s): the operator's formula and the edit's scale; see `Operator.formula`."""
@@ -80,7 +93,8 @@ class Edit:
             if self.needs_median_norm and self.median_norm is None:
                 raise PlanError(f"{self} gives a dose, but the median norm there is unknown; resolve the plan first.")
             norm = math.nan if self.median_norm is None else self.median_norm
-            values, unit = self.vector.values.to(device), self.vector.unit.to(device)
+            with torch.inference_mode(False):
+                values, unit = self.vector.values.to(device), self.vector.unit.to(device)
             self._directions[device] = Direction(values, unit, norm)
         return self._directions[device]
 

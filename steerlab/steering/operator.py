@@ -41,3 +41,7 @@ class Operator:
     @abstractmethod
     def formula(self, along: Direction) -> tuple[float, float, float, float]:
         """(a, g, lo, hi) such that Δ(h) = [a + g·(clip(u·h, lo, hi) − u·h)]·u, for engines that share one formula."""
+
+    def constant(self, along: Direction) -> Float[Tensor, " d_model"] | None:
+        """Δ if it is the same for every h, else None."""
+        return None

@@ -42,9 +42,13 @@ class Add(Operator):
 
     @override
     def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
+        return self.constant(along).expand_as(h)
+
+    @override
+    def constant(self, along: Direction) -> Float[Tensor, " d_model"]:
         if self.unit == "coef":
-            return (self.amount * along.values).expand_as(h)
-        return (self.amount * along.median_norm * along.unit).expand_as(h)
+            return self.amount * along.values
+        return self.amount * along.median_norm * along.unit
 
     @override
     def formula(self, along: Direction) -> tuple[float, float, float, float]:

@@ -206,4 +206,4 @@ def _edit_from_json(data: dict[str, Any]) -> Edit:
     values = torch.from_numpy(np.frombuffer(base64.b64decode(stored["values"], validate=True), dtype="<f4").copy())
     vector = SteeringVector(values, HookPoint.parse(stored["hook_point"]), VectorCard.from_json(stored["card"]))
     edit = Edit(operator_from_json(data["operator"]), vector, positions.from_json(data["where"]))
-    return replace(edit, scale=data["scale"], median_norm=data["median_norm"], _directions={})
+    return replace(edit, scale=data["scale"], median_norm=data["median_norm"])

@@ -4,8 +4,9 @@ An engine makes a `PlanRun` for a batch of rows, tells it before each forward pa
 (`begin`), and calls `edit` at each hook point the plan touches. The run counts what it did, for the receipts.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +18,15 @@ from steerlab.steering.edit import Edit
 from steerlab.steering.plan import Plan
 from steerlab.steering.receipts import EditReceipt, Receipt
 from steerlab.steering.where import RowPositions, Where
+
+
+class Tally(NamedTuple):
+    """What one edit did in one pass; summed up only when somebody asks."""
+
+    mask: Bool[Tensor, "batch pos"]
+    size: Float[Tensor, "..."]
+    norm: Float[Tensor, "batch pos"]
+    kept: Int[Tensor, " batch"] | None
 
 
 class PlanRun:
@@ -33,8 +43,9 @@ class PlanRun:
         self._rows: RowPositions | None = None
         self._kept: Tensor | None = None
         self._masks: dict[tuple[Where, torch.device], Bool[Tensor, "batch pos"]] = {}
-        self._edited: list[Tensor] = [torch.zeros(n_rows, dtype=torch.long) for _ in plan]
-        self._changes: list[Tensor] = [torch.zeros(n_rows) for _ in plan]
+        self._passes: list[list[Tally]] = [[] for _ in plan]
+        self._edited = torch.zeros(len(plan), n_rows, dtype=torch.long)
+        self._changes = torch.zeros(len(plan), n_rows)
 
     @property
     def hook_points(self) -> list[HookPoint]:
@@ -62,18 +73,15 @@ class PlanRun:
 
     def _apply(self, index: int, edit: Edit, h: Tensor) -> Tensor:
         mask = self._mask(edit.where, h.device)
-        wide = h.to(torch.float32)
-        delta = edit.delta(wide)
-        steered = torch.where(mask[..., None], h + delta.to(h.dtype), h)
-        change = delta.detach().norm(dim=-1) / wide.detach().norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        self._tally(self._edited, index, mask.sum(dim=-1))
-        self._tally(self._changes, index, change.masked_fill(~mask, 0.0).sum(dim=-1))
-        return steered
-
-    def _tally(self, totals: list[Tensor], index: int, found: Tensor) -> None:
-        """Adds what a pass found to the rows it belongs to, on the device where it was found."""
-        total = totals[index] if totals[index].device == found.device else totals[index].to(found.device)
-        totals[index] = total + found if self._kept is None else total.index_add(0, self._kept.to(found.device), found)
+        constant = edit.constant_delta(h.device, h.dtype)
+        if constant is None:
+            wide = edit.delta(h.to(torch.float32))
+            delta, size = wide.to(h.dtype), torch.linalg.vector_norm(wide.detach(), dim=-1)
+        else:
+            delta, size = constant
+        norm = torch.linalg.vector_norm(h.detach(), dim=-1, dtype=torch.promote_types(h.dtype, torch.float32))
+        self._passes[index].append(Tally(mask, size, norm, self._kept))
+        return torch.where(mask[..., None], h + delta, h)
 
     def _mask(self, where: Where, device: torch.device) -> Tensor:
         assert self._rows is not None
@@ -84,18 +92,22 @@ class PlanRun:
 
     def add_counts(self, index: int, edited: Int[Tensor, " batch"], changes: Float[Tensor, " batch"]) -> None:
         """Adds counts that a compiled operator made for the plan's edit of this index."""
-        self._tally(self._edited, index, edited)
-        self._tally(self._changes, index, changes)
+        self._edited[index] += edited.cpu()
+        self._changes[index] += changes.cpu()
 
     def narrow(self, kept: Int[Tensor, " rows"]) -> None:
         """States that the coming passes hold only these of the current rows; the others keep their counts."""
         self._kept = kept if self._kept is None else self._kept[kept.to(self._kept.device)]
 
-    def counts(self) -> tuple[Tensor, Tensor]:
-        """Edited tokens and summed ‖Δh‖/‖h‖ so far, each [edits, rows], on the CPU."""
-        if not len(self.plan):
-            return torch.zeros(0, self.n_rows, dtype=torch.long), torch.zeros(0, self.n_rows)
-        return torch.stack([e.cpu() for e in self._edited]), torch.stack([c.cpu() for c in self._changes])
+    def counts(self) -> tuple[Int[Tensor, "edits batch"], Float[Tensor, "edits batch"]]:
+        """Edited tokens and summed ‖Δh‖/‖h‖ so far, on the CPU."""
+        for index, passes in enumerate(self._passes):
+            for kept, edited, changes in map(_sums, _alike(passes)):
+                place = slice(None) if kept is None else kept
+                self._edited[index, place] += edited
+                self._changes[index, place] += changes
+            passes.clear()
+        return self._edited.clone(), self._changes.clone()
 
     def continued(self, rows_of: Sequence[int]) -> "PlanRun":
         """A run for other rows that inherit the counts of this one's rows, e.g. targets that share a prompt's cache.
@@ -106,8 +118,7 @@ class PlanRun:
         later = PlanRun(self.plan, len(rows_of))
         index = torch.tensor(list(rows_of), dtype=torch.long)
         edited, changes = self.counts()
-        later._edited = [row[index] for row in edited]
-        later._changes = [row[index] for row in changes]
+        later._edited, later._changes = edited[:, index], changes[:, index]
         return later
 
     def receipts(
@@ -164,3 +175,18 @@ def whole_prompt_hooks(plan: Plan) -> list[tuple[str, Callable[..., Any]]]:
         return hook
 
     return [(point.name, hook_for(point)) for point in plan.hook_points]
+
+
+def _alike(passes: Sequence[Tally]) -> list[list[Tally]]:
+    """Consecutive passes that held the same rows."""
+    return [list(group) for _, group in itertools.groupby(passes, key=lambda tally: id(tally.kept))]
+
+
+def _sums(passes: Sequence[Tally]) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Rows, edited tokens, and summed ‖Δh‖/‖h‖ of passes over the same rows, on the CPU."""
+    mask = torch.cat([tally.mask for tally in passes], dim=1)
+    norm = torch.cat([tally.norm for tally in passes], dim=1)
+    size = torch.cat([tally.size.expand_as(tally.norm) for tally in passes], dim=1)
+    change = (size / norm.clamp_min(torch.finfo(torch.float32).tiny)).masked_fill(~mask, 0.0)
+    kept = passes[0].kept
+    return None if kept is None else kept.cpu(), mask.sum(dim=1).cpu(), change.sum(dim=1).cpu()

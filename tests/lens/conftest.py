@@ -2,6 +2,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import steerlab as sl
+from tests.tiny_models import build_tiny_family
+
 ENGINES = ["lens_engine", "tiny_llama_engine", "tiny_gpt2_engine"]
 TINY = ENGINES[1:]
 
@@ -31,3 +34,22 @@ def any_engine(request):
 def tiny_engine(request):
     """Each tiny engine in turn, with its name."""
     return request.param, request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory):
+    """By name in `FAMILIES`: a tiny model of a family on TransformerLens, and plain, with the right attention kernel."""
+    loaded = {}
+
+    def load(name):
+        if name not in loaded:
+            path = build_tiny_family(tmp_path_factory.mktemp("families") / name, name)
+            # sdpa would leave out Gemma 2's soft cap on attention scores
+            kernel = {"attn_implementation": "eager"} if name.startswith("gemma2") else {}
+            plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **kernel).eval()
+            loaded[name] = (sl.load(path, device="cpu"), plain)
+        return loaded[name]
+
+    yield load
+    for engine, _ in loaded.values():
+        engine.close()

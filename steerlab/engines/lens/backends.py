@@ -1,8 +1,8 @@
 """The two ways through a bridged model: with every hook point, or fast.
 
-*bridge* runs the model as TransformerLens wrapped it. *fast* runs its shadow, the plain Hugging Face modules, where the
-residual stream and the two sublayers' outputs can still be hooked. Hooks have one form on both: `fn(value, hook=point)`,
-where `point.name` is the hook point's canonical name; a returned tensor replaces the value.
+*bridge* runs the model as TransformerLens wrapped it. *fast* runs its shadow, the plain Hugging Face modules, where
+the residual stream and the two sublayers' outputs can still be hooked. Hooks have one form on both,
+`fn(value, hook=point)`: `point.name` is the hook point's canonical name, and a returned tensor replaces the value.
 """
 
 import warnings
@@ -73,7 +73,8 @@ class FastBackend(Backend):
 
     Args:
         bridge: the TransformerBridge.
-        attention: the attention kernel: `sdpa`, or `eager` for numbers equal to the bridge's.
+        attention: the attention kernel: `sdpa`, or `eager` for numbers equal to the bridge's. Models with soft-capped
+            attention scores always run eager.
     """
 
     name = "fast"
@@ -81,7 +82,7 @@ class FastBackend(Backend):
     def __init__(self, bridge: Any, attention: str = "sdpa") -> None:
         self.bridge = bridge
         self.shadow = shadow_of(bridge)
-        self.attention = attention
+        self.attention = attention_kernel(bridge, attention)
         self.model = self.shadow.model
 
     def can_hook(self, name: str) -> bool:
@@ -191,6 +192,12 @@ def shadow_of(bridge: Any) -> Shadow:
     if "_steerlab_shadow" not in bridge.__dict__:
         bridge.__dict__["_steerlab_shadow"] = Shadow(bridge.original_model)
     return bridge.__dict__["_steerlab_shadow"]
+
+
+def attention_kernel(bridge: Any, wanted: str) -> str:
+    """The attention kernel to run: eager where scores are soft-capped, since sdpa would leave the cap out silently."""
+    capped = getattr(bridge.original_model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return "eager" if capped else wanted
 
 
 def choose_backend(bridge: Any, hook_names: Sequence[str], engine: str = "auto", *, attention: str = "sdpa") -> Backend:

@@ -1,8 +1,8 @@
 """Compiled decoding: the shadow's one-token pass as one fused program, on a GPU replayed as a CUDA graph.
 
-Everything the pass needs lies in buffers at fixed places: token ids, positions, mask, key-value cache, and for every edit
-its direction, parameters and position mask. Changing the plan changes the buffers' contents, not the program, so a sweep
-over doses or vectors compiles once. All operators share one formula,
+Everything the pass needs lies in buffers at fixed places: token ids, positions, mask, key-value cache, and for every
+edit its direction, parameters and position mask. Changing the plan changes the buffers' contents, not the program, so a
+sweep over doses or vectors compiles once. All operators share one formula,
 
     x ← x + s·[a + g·(clip(u·x, lo, hi) − u·x)]·u,
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.lens.backends import (
     FastBackend,
+    attention_kernel,
     embedding_device,
     install_input_hook,
     install_output_hook,
@@ -92,7 +93,7 @@ class Program:
         self.bridge, self.key = bridge, key
         self.device = embedding_device(bridge.original_model)
         self.shadow = Shadow(bridge.original_model)
-        self.shadow.set_attention("sdpa")
+        self.shadow.set_attention(attention_kernel(bridge, "sdpa"))
         self.cache = StaticCache(config=self.shadow.model.config.get_text_config(), max_cache_len=key.capacity)
         self.tokens = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
         self.counts = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)

@@ -1,4 +1,4 @@
-"""The generation loop: one cached pass per token, hooks and plan active in each, nothing read back but when it must be."""
+"""The generation loop: one cached pass per token, hooks and plan active in each, little read back from the device."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

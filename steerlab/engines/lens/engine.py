@@ -104,7 +104,7 @@ class LensEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(
         self,
         prompts: Sequence[PromptLike] | PromptLike,

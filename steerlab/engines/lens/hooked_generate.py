@@ -15,6 +15,7 @@ from steerlab.core.text import encode_prompt
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.decoding import Decoding, StopRules, decode
 from steerlab.engines.lens.info import context_length, eos_token_ids
+from steerlab.engines.lens.legacy import legacy_rows
 from steerlab.engines.lens.rows import Rows
 from steerlab.steering.plan import Plan
 from steerlab.steering.run import PlanRun
@@ -83,8 +84,8 @@ def hooked_generate(
 ) -> Int[Tensor, "batch total"]:
     """Generates with hooks active in every forward pass.
 
-    Hooks are called as `hook_fn(activation, hook=point)`; what they return replaces the activation, None leaves it. With a
-    cache the passes after the first hold one position; `steerlab.current_step()` tells a hook the absolute positions.
+    Hooks are called as `hook_fn(activation, hook=point)`; what they return replaces the activation, None leaves it. With
+    a cache the passes after the first hold one position; `steerlab.current_step()` gives a hook the absolute positions.
 
     Args:
         model: a TransformerBridge, or anything with `.hooks(fwd_hooks=...)` and a forward pass on token ids, such as a
@@ -103,7 +104,7 @@ def hooked_generate(
         seed: of the draws, each row with its own; None draws one from torch's global generator.
         stop_token_ids: a row ends after any of these; None means the model's EOS ids, () never.
         use_cache: False runs the whole sequence again for every token.
-        engine: `auto`, `bridge`, `fast` or `compiled`.
+        engine: `auto`, `bridge` or `fast`; for other models than a TransformerBridge, `auto`.
 
     Returns:
         The prompts followed by the new tokens, on the device of `input_ids`; rows that ended early are right-padded.
@@ -217,7 +218,7 @@ def _ends(model: Any, stop_token_ids: Sequence[int] | None) -> tuple[frozenset[i
 def _check_context(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
     limit = context_length(model)
     longest = max(map(len, prompts))
-    if longest + max_tokens > limit:
+    if limit is not None and longest + max_tokens > limit:
         raise ContextLengthError(
             f"A prompt of {longest} tokens and {max_tokens} new ones need {longest + max_tokens - limit} tokens more "
             f"than the model's context of {limit}."
@@ -230,8 +231,11 @@ def _rows(
     """Rows on the right backend, and the context in which they run."""
     lens = [len(prompt) for prompt in prompts]
     if not hasattr(model, "original_model"):
-        from steerlab.engines.lens.legacy import legacy_rows
-
+        if engine != "auto":
+            raise InputError(
+                f"engine={engine!r} chooses a way through a TransformerBridge; a {type(model).__name__} has one way only, "
+                "so leave engine='auto'."
+            )
         return legacy_rows(model, lens, hooks, use_cache=use_cache)
     if engine == "compiled":
         raise InputError(

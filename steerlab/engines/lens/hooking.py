@@ -1,4 +1,4 @@
-"""Hooks on a TransformerBridge that are ours alone: added once, removed always, and heard from."""
+"""Hooks on a TransformerLens model that are ours alone: added once, removed always, and heard from."""
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +11,14 @@ HookFunction = Callable[..., Any]
 
 
 def hook_points(bridge: Any) -> dict[str, Any]:
-    """Every hook point of a bridge by canonical name and alias, collected once."""
+    """Every hook point of a model by canonical name and, on a bridge, by alias; collected once."""
     if "_steerlab_hook_points" not in bridge.__dict__:
         bridge.__dict__["_steerlab_hook_points"] = dict(bridge.hook_dict)
     return bridge.__dict__["_steerlab_hook_points"]
 
 
 def find_hook_point(bridge: Any, name: str) -> Any:
-    """The bridge's hook point of this name; aliases lead to the one point they stand for.
+    """The model's hook point of this name; a bridge's aliases lead to the one point they stand for.
 
     Raises:
         HookPointError: if the model has none, or it cannot fire as the model is set up; names the nearest ones.
@@ -46,6 +46,25 @@ def attached(bridge: Any, hooks: Sequence[tuple[str, HookFunction]]) -> Iterator
         HookPointError: for an unknown hook point before the body runs, or after it for one that never fired.
     """
     points = [find_hook_point(bridge, name) for name, _ in hooks]
+    handles: list[tuple[Any, Any]] = []
+    with all_heard(hooks) as listening:
+        try:
+            for point, (_, function) in zip(points, listening, strict=True):
+                handles.append((point, point.add_hook(function)))
+            yield
+        finally:
+            for point, handle in handles:
+                handle.hook.remove()
+                point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+
+
+@contextmanager
+def all_heard(hooks: Sequence[tuple[str, HookFunction]]) -> Iterator[list[tuple[str, HookFunction]]]:
+    """Gives the same hooks to attach in the body, each of which must fire there.
+
+    Raises:
+        HookPointError: after the body, for hook points that never fired.
+    """
     fired = [False] * len(hooks)
 
     def listening(index: int, function: HookFunction) -> HookFunction:
@@ -55,15 +74,7 @@ def attached(bridge: Any, hooks: Sequence[tuple[str, HookFunction]]) -> Iterator
 
         return hook
 
-    handles: list[tuple[Any, Any]] = []
-    try:
-        for index, (point, (_, function)) in enumerate(zip(points, hooks, strict=True)):
-            handles.append((point, point.add_hook(listening(index, function))))
-        yield
-    finally:
-        for point, handle in handles:
-            handle.hook.remove()
-            point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+    yield [(name, listening(index, function)) for index, (name, function) in enumerate(hooks)]
     silent = [name for (name, _), heard in zip(hooks, fired, strict=True) if not heard]
     if silent:
         raise HookPointError(f"These hook points never fired on this model: {', '.join(sorted(set(silent)))}.")

@@ -14,6 +14,8 @@ def describe_model(bridge: Any, name: str | None, path: Any, revision: str | Non
     """Name, hashes and sizes of the model behind a bridge."""
     embedding = bridge.original_model.get_input_embeddings().weight
     head = bridge.original_model.get_output_embeddings()
+    context = context_length(bridge)
+    assert context is not None  # a bridge's configuration has n_ctx
     return ModelInfo(
         name=name or str(bridge.cfg.model_name),
         revision=revision,
@@ -22,16 +24,17 @@ def describe_model(bridge: Any, name: str | None, path: Any, revision: str | Non
         n_layers=int(bridge.cfg.n_layers),
         d_model=int(bridge.cfg.d_model),
         d_vocab=int(head.weight.shape[0]) if head is not None else int(embedding.shape[0]),
-        context_length=context_length(bridge),
+        context_length=context,
         dtype=str(embedding.dtype).removeprefix("torch."),
     )
 
 
-def context_length(model: Any) -> int:
-    """The longest sequence, in tokens, of a TransformerBridge or a HookedTransformer."""
+def context_length(model: Any) -> int | None:
+    """The longest sequence, in tokens, of a TransformerBridge or a HookedTransformer; None if a model states none."""
     original = getattr(model, "original_model", None)
     stated = None if original is None else getattr(original.config.get_text_config(), "max_position_embeddings", None)
-    return int(stated or model.cfg.n_ctx)
+    stated = stated or getattr(getattr(model, "cfg", None), "n_ctx", None)
+    return None if stated is None else int(stated)
 
 
 def parameters_hash(model: torch.nn.Module) -> str:
@@ -44,9 +47,9 @@ def parameters_hash(model: torch.nn.Module) -> str:
 
 
 def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a text: of the tokenizer, the configuration and the generation configuration."""
+    """Every id that ends a text: of the tokenizer, the configuration and the generation configuration, if there."""
     found: set[int] = set()
-    for source in (tokenizer, model.config, getattr(model, "generation_config", None)):
+    for source in (tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)):
         ids = getattr(source, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     return frozenset(found)

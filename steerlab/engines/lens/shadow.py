@@ -1,8 +1,8 @@
 """A shadow of a bridged model: the plain Hugging Face modules again, sharing every weight.
 
-TransformerLens replaces a model's modules by wrappers with hook points, which cost Python time at every step. The shadow
-undoes that without touching the bridge: every module is copied shallowly, wrappers are replaced by what they wrap, and
-each copy has hook registries of its own. Parameters are the same tensors, so nothing is stored twice.
+TransformerLens replaces a model's modules by wrappers with hook points, which cost Python time at every step. The
+shadow undoes that without touching the bridge: every module is copied shallowly, wrappers are replaced by what they
+wrap, and each copy has hook registries of its own. Parameters are the same tensors, so nothing is stored twice.
 """
 
 import copy
@@ -75,6 +75,9 @@ class Shadow:
         if id(config) not in self._configs:
             made = copy.copy(config)
             self._configs[id(config)] = made
+            for request in ("output_attentions", "output_hidden_states"):  # the bridge asks for both; nobody reads them
+                if getattr(made, request, False):
+                    setattr(made, request, False)
             for name, value in config.__dict__.items():
                 if _is_model_config(value):
                     made.__dict__[name] = self._config(value)
