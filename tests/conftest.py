@@ -23,7 +23,7 @@ settings.load_profile("steerlab")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    torch.set_num_threads(min(4, len(os.sched_getaffinity(0))))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or min(4, len(os.sched_getaffinity(0)))))
 
 
 # --- models -------------------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -183,7 +183,7 @@ def simulated_devices() -> Iterator[list[Transfer]]:
     """Runs the body with devices `sim:0`, `sim:1`, …; the list grows by each transfer as it happens."""
     _register()
     log: list[Transfer] = []
-    with _Simulation(log), patch.object(torch, "tensor", _tensor_with_device):
+    with _Simulation(log), _TensorFromData():
         yield log
 
 
@@ -192,13 +192,15 @@ def _register() -> None:
     backend_registration._setup_privateuseone_for_python_backend(NAME)
 
 
-_plain_tensor = torch.tensor
+class _TensorFromData(TorchFunctionMode):
+    """Makes `torch.tensor(…, device=…)` take part; its own way to another device bypasses the simulation."""
 
-
-def _tensor_with_device(data: Any, *, device: Any = None, **options: Any) -> Tensor:
-    """`torch.tensor`, whose own way to another device bypasses the simulation."""
-    made = _plain_tensor(data, **options)
-    return made if device is None else made.to(device)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and _is_simulated(kwargs.get("device")):
+            device = kwargs.pop("device")
+            return func(*args, **kwargs).to(device)
+        return func(*args, **kwargs)
 
 
 def place(model: nn.Module, device_map: Mapping[str, torch.device | str]) -> None:

@@ -15,22 +15,21 @@ SHOWN_PROMPTS = 2
 def show_effect(effect: sl.Effect) -> None:
     """Prints an effect: its doses, its figures, and the verdict with reasons."""
     axis, metric = effect.settings.axis, _metric_name(effect)
-    real = effect.rows[effect.rows.family == "vector"]
-    means, ratios = real.groupby("dose").value.mean(), effect.cost.set_index("dose").ppl_ratio
+    table = effect.by_dose()
     say()
     rows = [
-        [f"{dose:+g}", f"{means[dose]:+.3f}", f"{ratios[dose]:.3f}", "yes" if dose in effect.fitted_doses else "no"]
-        for dose in effect.doses
+        [f"{dose:+g}", f"{value:+.3f}", f"{ratio:.3f}", "yes" if fitted else "no"]
+        for dose, value, ratio, fitted in zip(table.dose, table.value, table.ppl_ratio, table.fitted, strict=True)
     ]
     show_table([axis, metric, "perplexity ratio", "fitted"], rows, text_columns=0)
     say()
     _show_slope(effect)
-    for family, rank in effect.null_ranks.items():
-        slopes = effect.null_slopes[effect.null_slopes.family == family].slope
-        found = f"null rank         {rank:.3f} against {len(slopes)} {FAMILIES[family]}"
-        say(f"{found} (largest |slope| {slopes.abs().max():.2f}, the vector's {abs(effect.rank_slope):.2f})")
-    for slope in effect.null_slopes[effect.null_slopes.family == "wrong_layer"].slope:
-        say(f"wrong layer       slope {slope:+.2f}, shown and not ranked")
+    for arm in effect.nulls().itertuples():
+        if arm.family in FAMILIES:
+            found = f"null rank         {arm.rank:.3f} against {arm.draws} {FAMILIES[str(arm.family)]}"
+            say(f"{found} (largest |slope| {arm.largest_size:.2f}, the vector's {abs(effect.rank_slope):.2f})")
+        elif arm.family == "wrong_layer":
+            say(f"wrong layer       slope {arm.mean_slope:+.2f}, shown and not ranked")
     say(f"verdict           {effect.verdict}", style=STYLES[effect.verdict])
     for reason in effect.reasons:
         say(f"  · {reason}")

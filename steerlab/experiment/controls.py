@@ -28,7 +28,8 @@ class Controls:
         random: draws of isotropic random directions with the vector's norm.
         shuffled: draws of the vector extracted again after flipping exactly half the pairs in each group, with the
             vector's norm.
-        wrong_layer: also show the same vector half the model's depth away; shown, not ranked.
+        wrong_layer: also show the same vector at another layer, half as deep (for the first layers, half the model's
+            depth further); shown, not ranked.
 
     With n draws no rank can be below 1 / (1 + n), so a family needs 19 draws before a verdict of `effect` is possible.
 
@@ -99,10 +100,24 @@ def random_plan(plan: Plan, rng: np.random.Generator) -> Plan:
 
 
 def moved_plan(engine: Engine, plan: Plan) -> Plan:
-    """The same vectors half the model's depth away, doses measured there."""
+    """The same vectors at another layer, doses measured there.
+
+    Half as deep; for the first layers, half the model's depth further. Never the last layer, where an addition acts on
+    the logits directly.
+    """
     n_layers = engine.info.n_layers
-    moved = plan.with_vectors(lambda vector: vector.at((vector.layer + n_layers // 2) % n_layers))
+    moved = plan.with_vectors(lambda vector: vector.at(_wrong_layer(vector.layer, n_layers)))
     return moved.resolved(engine.median_norm)
+
+
+def _wrong_layer(layer: int, n_layers: int) -> int:
+    """A layer that is neither this one nor, if there is a choice, the last."""
+    if n_layers < 2:
+        raise InputError("The model has one layer; there is no wrong one to compare with.")
+    if layer >= 2:
+        return layer // 2
+    further = min(layer + max(1, n_layers // 2), max(n_layers - 2, 1))
+    return further if further != layer else (layer + 1) % n_layers
 
 
 class LabelFlips:

@@ -15,21 +15,34 @@ from steerlab.scoring import text_nlls
 from steerlab.steering.plan import Plan
 
 
+def windows_that_fit(engine: Engine, texts: Sequence[PromptLike]) -> list[list[int]]:
+    """The texts' token ids, each cut into windows no longer than the model's context; every window starts anew.
+
+    Raises:
+        PromptError: for an empty text on a model without BOS.
+    """
+    width = engine.info.context_length
+    rows = [list(encode_prompt(engine.tokenizer, text, d_vocab=engine.info.d_vocab).token_ids) for text in texts]
+    windows = [row[start : start + width] for row in rows for start in range(0, len(row), width)]
+    return [window for window in windows if len(window) > 1]
+
+
 def perplexity_cost(engine: Engine, plan: Plan, texts: Sequence[PromptLike], doses: Sequence[float]) -> pd.DataFrame:
     """Perplexity of texts under the plan at each dose, and its ratio to the unsteered model's.
 
     Returns:
         A row per dose: `dose`, `nll` (mean per token, nats), `perplexity`, `ppl_ratio`, `num_tokens`.
     """
-    base = _mean_nll(engine, None, texts)
+    windows = windows_that_fit(engine, texts)
+    base = _mean_nll(engine, None, windows)
     rows = []
     for dose in tqdm(doses, desc="cost", delay=2.0, leave=False, disable=None):
-        nll, count = base if dose == 0 else _mean_nll(engine, plan.scaled(dose), texts)
+        nll, count = base if dose == 0 else _mean_nll(engine, plan.scaled(dose), windows)
         rows.append((dose, nll, float(np.exp(nll)), float(np.exp(nll - base[0])), count))
     return pd.DataFrame(rows, columns=["dose", "nll", "perplexity", "ppl_ratio", "num_tokens"])
 
 
-def _mean_nll(engine: Engine, plan: Plan | None, texts: Sequence[PromptLike]) -> tuple[float, int]:
+def _mean_nll(engine: Engine, plan: Plan | None, texts: Sequence[list[int]]) -> tuple[float, int]:
     nlls = np.concatenate(text_nlls(engine, texts, plan=plan))
     return float(nlls.mean()), len(nlls)
 
@@ -40,7 +53,7 @@ def entropy_change(engine: Any, plan: Plan, texts: Sequence[PromptLike], policy:
     Returns:
         A row per text and token but the first: `text`, `position`, `token_id`, `base` and `steered` (nats).
     """
-    rows = [encode_prompt(engine.tokenizer, text, d_vocab=engine.info.d_vocab).token_ids for text in texts]
+    rows = windows_that_fit(engine, texts)
     measures = {"entropy": lambda logits, tokens: rb_entropy(logits, policy)}
     prompts, targets = [ids[:1] for ids in rows], [[ids[1:]] for ids in rows]
     base = engine.measure(prompts, targets, measures)

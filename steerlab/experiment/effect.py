@@ -125,6 +125,32 @@ class Effect:
     def _get(self, name: str) -> Any:
         return getattr(self, "_summary")[name]  # noqa: B009  set in __post_init__
 
+    def by_dose(self) -> pd.DataFrame:
+        """A row per dose of the real vector.
+
+        Returns:
+            `dose`, `value` (mean metric over items), `positive_log_prob` and `negative_log_prob` (nats), `perplexity`
+            and `ppl_ratio` of the neutral text, `fitted` (whether the dose enters the fit).
+        """
+        real: Any = self.rows[self.rows.family == "vector"]
+        means: Any = real.groupby("dose", as_index=False)[["value", "positive_log_prob", "negative_log_prob"]].mean()
+        table = means.merge(self.cost[["dose", "perplexity", "ppl_ratio"]], on="dose")
+        return table.assign(fitted=table.dose.isin(self.fitted_doses))
+
+    def nulls(self) -> pd.DataFrame:
+        """A row for the real vector and for each control family, all slopes over the same two doses.
+
+        Returns:
+            `family`, `draws`, `mean_slope`, `mean_size` and `largest_size` of |slope|, `rank` (NaN where not ranked).
+        """
+        size = abs(self.rank_slope)
+        rows: list[tuple] = [("vector", 1, self.rank_slope, size, size, math.nan)]
+        for family, part in self.null_slopes.groupby("family", sort=False):
+            sizes = part.slope.abs()
+            rank = self.null_ranks.get(str(family), math.nan)
+            rows.append((str(family), len(part), part.slope.mean(), sizes.mean(), sizes.max(), rank))
+        return pd.DataFrame(rows, columns=["family", "draws", "mean_slope", "mean_size", "largest_size", "rank"])
+
     def summary(self) -> dict[str, Any]:
         """The figures as a JSON-serialisable dictionary."""
         names = ["slope", "anti_steerable", "rank_slope", "null_ranks", "null_rank", "verdict", "reasons"]

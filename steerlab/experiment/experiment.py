@@ -89,6 +89,7 @@ class Experiment:
         self.seed = seed
         self.path = Path(root) / name
         self.results = Results()
+        self._owns_directory = False
         self._model, self._load_options = model, load_options
         self._engine: Any = None if isinstance(model, str | Path) else model
 
@@ -197,10 +198,11 @@ class Experiment:
             doses: factors the plan is scaled by.
 
         Returns:
-            A row per dose: `dose`, `nll`, `perplexity`, `ppl_ratio`, `num_tokens`.
+            A row per dose: `dose`, `nll`, `perplexity`, `ppl_ratio`, `num_tokens`, `plan_hash`.
         """
         resolved = plan.check(self.engine.info).resolved(self.engine.median_norm)
         frame = perplexity_cost(self.engine, resolved, self._neutral(texts), sorted(float(d) for d in doses))
+        frame["plan_hash"] = plan.hash
         self.results.costs.append(frame)
         return frame
 
@@ -219,9 +221,11 @@ class Experiment:
             policy: the policy whose distribution is measured.
 
         Returns:
-            A row per text and token: `text`, `position`, `token_id`, `base`, `steered` (nats).
+            A row per text and token: `text`, `position`, `token_id`, `base`, `steered` (nats); and, the same in every
+            row, `plan`, `plan_hash`, `policy`.
         """
         frame = entropy_change(self.engine, plan, self._neutral(texts), policy)
+        frame = frame.assign(plan=str(plan), plan_hash=plan.hash, policy=str(policy))
         self.results.entropies.append(frame)
         return frame
 
@@ -240,7 +244,7 @@ class Experiment:
 
         Returns:
             A row per prompt, sample and dose: `prompt_index`, `sample_index`, `prompt`, `dose`, `text`, `num_tokens`,
-            `finish_reason`, `log_prob`, `log_q`.
+            `finish_reason`, `log_prob`, `log_q`, `plan_hash`, `policy`.
         """
         frames = []
         for dose in sorted(float(d) for d in doses):
@@ -256,7 +260,12 @@ class Experiment:
             made.insert(2, "prompt", [str(prompts[i]) for i in made.prompt_index])
             made.insert(3, "dose", dose)
             frames.append(made)
-        frame = pd.concat(frames).sort_values(["prompt_index", "sample_index", "dose"]).reset_index(drop=True)
+        frame = (
+            pd.concat(frames)
+            .assign(plan_hash=plan.hash, policy=str(policy))
+            .sort_values(["prompt_index", "sample_index", "dose"])
+            .reset_index(drop=True)
+        )
         self.results.generations.append(frame)
         return frame
 
@@ -264,12 +273,26 @@ class Experiment:
         """Exact scores of every target, positives before negatives, per item."""
         return self.engine.score(targets.prompts, [item.targets for item in targets], plan=plan)
 
-    def save(self) -> Path:
+    def save(self, *, overwrite: bool = False) -> Path:
         """Writes everything to the run directory, each file atomically.
+
+        Args:
+            overwrite: replace what another experiment of this name saved there.
 
         Returns:
             The run directory.
+
+        Raises:
+            RunError: if the directory holds another experiment's run and `overwrite` is false.
         """
+        if not self._owns_directory and (self.path / storage.RUN_FILE).exists():
+            if not overwrite:
+                raise RunError(
+                    f"{self.path} already holds a run. Choose another name or root, open it with Experiment.load, or "
+                    "replace it with save(overwrite=True)."
+                )
+            storage.clear(self.path)
+        self._owns_directory = True
         for index, (effect, plan) in enumerate(self.results.effects):
             storage.write_effect(self.path / "effects" / f"{index:03d}", effect, plan.to_json())
         for kind in ("cost", "entropy", "generations"):
@@ -293,8 +316,9 @@ class Experiment:
         run = storage.read_json(path / storage.RUN_FILE)
         if run.get("format") != storage.FORMAT:
             raise RunError(f"{path} has run format {run.get('format')!r}; this version reads {storage.FORMAT}.")
-        found = cls(run["name"], run["model"], backend=run["backend"], seed=run["seed"], root=path.parent)
-        found.path = path
+        options = run["load_options"]
+        found = cls(run["name"], run["model"], backend=run["backend"], seed=run["seed"], root=path.parent, **options)
+        found.path, found._owns_directory = path, True
         for index in range(run["effects"]):
             folder = path / "effects" / f"{index:03d}"
             plan = Plan.from_json((folder / "plan.json").read_text(encoding="utf-8"))
@@ -336,6 +360,7 @@ class Experiment:
             "model": str(name),
             "backend": self.backend,
             "seed": self.seed,
+            "load_options": {key: str(value) for key, value in self._load_options.items()},
             "versions": library_versions(),
             "effects": len(self.results.effects),
             "cost": len(self.results.costs),

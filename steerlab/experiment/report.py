@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from steerlab.experiment.experiment import Experiment
 
 MAX_TABLE_ROWS = 60
+FAMILY_NAMES = {
+    "vector": "the vector",
+    "random": "random directions",
+    "shuffled": "label flips",
+    "wrong_layer": "wrong layer",
+}
 
 
 def write_report(experiment: "Experiment", path: Path) -> Path:
@@ -69,26 +76,24 @@ def _image(effect: Effect, draw: Callable[..., Any]) -> str:
 
 
 def _dose_table(effect: Effect) -> dict[str, Any]:
-    real: Any = effect.rows[effect.rows.family == "vector"]
-    means: Any = real.groupby("dose", as_index=False)[["value", "positive_log_prob", "negative_log_prob"]].mean()
-    table = means.merge(effect.cost[["dose", "perplexity", "ppl_ratio"]], on="dose")
-    table["fitted"] = ["yes" if dose in effect.fitted_doses else "no" for dose in table.dose]
-    return _table(table)
+    table = effect.by_dose().rename(columns={"value": effect.settings.metric})
+    return _table(table.assign(fitted=["yes" if fitted else "no" for fitted in table.fitted]))
 
 
 def _null_table(effect: Effect) -> dict[str, Any]:
-    rows: list[tuple] = [("vector", 1, effect.rank_slope, abs(effect.rank_slope), abs(effect.rank_slope), None)]
-    for family, part in effect.null_slopes.groupby("family", sort=False):
-        size = part.slope.abs()
-        rank = effect.null_ranks.get(str(family))
-        rows.append((str(family), len(part), part.slope.mean(), size.mean(), size.max(), rank))
-    return _table(pd.DataFrame(rows, columns=["arm", "draws", "mean slope", "mean |slope|", "max |slope|", "rank"]))
+    table = effect.nulls()
+    table["family"] = [FAMILY_NAMES[family] for family in table.family]
+    table["rank"] = [None if math.isnan(rank) else f"{rank:.3f}" for rank in table["rank"]]
+    return _table(
+        table.rename(columns={"family": "arm", "mean_size": "mean |slope|", "largest_size": "largest |slope|"})
+    )
 
 
 def _receipt_table(effect: Effect) -> dict[str, Any]:
     grouped = effect.rows.groupby(["family", "dose"], sort=False)
     table = grouped.agg(draws=("draw", "nunique"), edited_tokens_per_target=("edited_tokens", "mean")).reset_index()
-    return _table(table)
+    table["family"] = [FAMILY_NAMES[family] for family in table.family]
+    return _table(table.rename(columns={"family": "arm"}))
 
 
 def _provenance(effect: Effect) -> list[tuple[str, str]]:
@@ -139,8 +144,8 @@ def _table(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str:
-    if value is None or (isinstance(value, float) and value != value):
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.4g}".replace("-", "−")
     return str(value)

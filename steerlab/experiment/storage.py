@@ -12,6 +12,7 @@
 import io
 import json
 import math
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ from steerlab.experiment.effect import Effect, EffectSettings
 
 RUN_FILE = "run.json"
 FORMAT = 1
+
+
+def clear(path: Path) -> None:
+    """Removes what a run wrote to its directory; nothing else there is touched."""
+    (path / RUN_FILE).unlink()  # first, so that a half-cleared directory is not taken for a run
+    for folder in ("effects", "frames", "vectors"):
+        shutil.rmtree(path / folder, ignore_errors=True)
+    (path / "report.html").unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -4,7 +4,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
-from steerlab.experiment.controls import Controls, LabelFlips, control_arms, moved_plan, random_plan
+from steerlab.experiment.controls import Controls, LabelFlips, _wrong_layer, control_arms, moved_plan, random_plan
 
 PAIRS = sl.ContrastPairs.from_lists(
     ["the cat ran home", "a dog sat down", "the bird flew off", "a fish swam by"],
@@ -57,8 +57,16 @@ def test_label_flips_equal_extraction_from_flipped_pairs(
 def test_the_wrong_layer_measures_its_own_dose(tiny_llama_engine: sl.LensEngine, vector: sl.SteeringVector) -> None:
     with pytest.warns(UserWarning, match="extracted at"):
         plan = moved_plan(tiny_llama_engine, sl.Plan(sl.add(vector, dose=0.5))).check(tiny_llama_engine.info)
-    assert plan.edits[0].hook_point.layer == 3
-    assert plan.edits[0].median_norm == tiny_llama_engine.median_norm(3)
+    assert plan.edits[0].hook_point.layer == 2
+    assert plan.edits[0].median_norm == tiny_llama_engine.median_norm(2)
+
+
+def test_the_wrong_layer_is_neither_the_same_nor_the_last() -> None:
+    assert [_wrong_layer(layer, 30) for layer in (0, 1, 2, 14, 29)] == [15, 16, 1, 7, 14]
+    for n_layers in range(2, 12):
+        for layer in range(n_layers):
+            assert _wrong_layer(layer, n_layers) in set(range(n_layers)) - {layer}
+            assert n_layers < 4 or _wrong_layer(layer, n_layers) < n_layers - 1
 
 
 def test_shuffling_needs_the_pairs(tiny_llama_engine: sl.LensEngine, vector: sl.SteeringVector) -> None:

@@ -111,6 +111,30 @@ def test_save_and_load_give_the_same_experiment(experiment: sl.Experiment) -> No
     assert not list(path.rglob("*.tmp"))
 
 
+def test_another_experiment_does_not_overwrite_a_run(experiment: sl.Experiment) -> None:
+    path = experiment.save()
+    other = sl.Experiment(experiment.name, experiment.engine, root=path.parent)
+    with pytest.raises(RunError, match="already holds a run"):
+        other.save()
+    assert sl.Experiment.load(path).effects
+    other.save(overwrite=True)
+    assert not sl.Experiment.load(path).effects
+    assert not (path / "effects").exists()
+    experiment._owns_directory = False
+    experiment.save(overwrite=True)
+
+
+def test_how_the_model_was_loaded_is_kept(tmp_path: Path, tiny_llama_path: Path) -> None:
+    sl.Experiment("half", tiny_llama_path, root=tmp_path, dtype="bfloat16", device="cpu").save()
+    assert sl.Experiment.load(tmp_path / "half").engine.info.dtype == "bfloat16"
+
+
+def test_long_neutral_text_is_cut_into_windows(experiment: sl.Experiment) -> None:
+    plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=0.1))
+    cost = sl.Experiment("long", experiment.engine).cost(plan, [" the cat ran home" * 300])
+    assert cost.num_tokens.iloc[0] > experiment.engine.info.context_length
+
+
 def test_a_saved_run_reports_without_the_model(experiment: sl.Experiment, tmp_path: Path) -> None:
     loaded = sl.Experiment.load(experiment.save())
     page = loaded.report(tmp_path / "report.html").read_text(encoding="utf-8")

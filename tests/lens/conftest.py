@@ -38,7 +38,7 @@ def tiny_engine(request):
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory):
-    """By name in `FAMILIES`: a tiny model of a family on TransformerLens, and plain, with the right attention kernel."""
+    """By name in `FAMILIES`: a tiny model on TransformerLens, and plain with the right attention kernel."""
     loaded = {}
 
     def load(name):

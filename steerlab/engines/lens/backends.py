@@ -243,9 +243,25 @@ def why_not_fast(bridge: Any, hook_names: Sequence[str]) -> str | None:
     outside = [name for name in hook_names if find_hook_point(bridge, name).name not in plain_points(bridge)]
     if outside:
         return f"The hook point {outside[0]!r} exists on the bridge only."
-    if any(point.fwd_hooks for point in hook_points(bridge).values()):
+    if _has_hooks(bridge):
         return "The bridge has hooks of yours, which would not fire."
     return None
+
+
+def _has_hooks(bridge: Any) -> bool:
+    """Whether a user's forward hooks are on the bridge's hook points, or by torch's own call on modules inside it."""
+    modules = bridge.__dict__.get("_steerlab_modules")
+    if modules is None:
+        modules = bridge.__dict__["_steerlab_modules"] = tuple(bridge.original_model.modules())
+    registered = (hook for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks) for hook in hooks.values())
+    return any(not _is_library_hook(hook) for hook in registered) or any(
+        point.fwd_hooks for point in hook_points(bridge).values()
+    )
+
+
+def _is_library_hook(hook: Any) -> bool:
+    """Whether the libraries themselves put this hook there; theirs collect outputs that nobody asked for here."""
+    return (getattr(hook, "__module__", None) or "").partition(".")[0] in ("transformers", "transformer_lens")
 
 
 def _say_once(bridge: Any, reason: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.lens.backends import (
     FastBackend,
@@ -106,6 +107,7 @@ class Program:
             install = install_input_hook if name.endswith("hook_in") else install_output_hook
             install(self.shadow.of(plain_points(bridge)[name]), buffers)
         self._forward = torch.compile(_own_code(self._call_model), fullgraph=True, dynamic=False)
+        self.user: Any = None
         self._graph: Any = None
         self._logits: Tensor | None = None
 
@@ -170,6 +172,7 @@ class CompiledRows:
         capacity = -(-needed // CAPACITY_STEP) * CAPACITY_STEP
         points = tuple((point, len(_edits_at(run, point))) for point in run.hook_points)
         self.program = _program(bridge, ProgramKey(len(self.prompt_lens), capacity, points))
+        self.program.user = self
         self.device = self.program.device
         self.backend = FastBackend(bridge)
         self._lens = torch.tensor(self.prompt_lens, device=self.device)
@@ -211,6 +214,11 @@ class CompiledRows:
     def step(self, tokens: Tensor) -> Tensor:
         """Runs one token per row; a negative id means that the row has ended."""
         program = self.program
+        if program.user is not self:
+            raise InputError(
+                "Another compiled generation of this shape has begun since this stream's last piece, and both use one "
+                "program's buffers; finish one first, or stream with engine='fast'."
+            )
         fed = tokens.to(self.device)[:, None]
         program.tokens.copy_(fed.clamp_min(0))
         if program.buffers:

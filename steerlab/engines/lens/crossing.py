@@ -63,12 +63,20 @@ class _Memo:
         self.sources.clear()
 
     def moved(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        """The tensors on a device; those not yet there cross in one packed copy."""
+        """The tensors on a device; those not yet there cross in one packed copy from each device they come from.
+
+        They come from where the first of them is, if they were copied there earlier: from block to block everything
+        travels with the stream, and so in one copy.
+        """
         missing = {id(t): t for t in tensors if t.device != device and (id(t), device) not in self.copies}
         if missing:
-            for source, made in zip(missing.values(), packed_copy(list(missing.values()), device), strict=True):
-                self.copies[id(source), device] = made
-                self.sources.append(source)
+            sources = list(missing.values())
+            nearest = [self.copies.get((id(t), sources[0].device), t) for t in sources]
+            for origin in {t.device for t in nearest}:
+                group = [(s, t) for s, t in zip(sources, nearest, strict=True) if t.device == origin]
+                for (source, _), made in zip(group, packed_copy([t for _, t in group], device), strict=True):
+                    self.copies[id(source), device] = made
+            self.sources += sources
         return [t if t.device == device else self.copies[id(t), device] for t in tensors]
 
 
@@ -78,7 +86,7 @@ def packed_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]
         return [tensors[0].to(device)]
     parts, places, offset = [], [], 0
     for tensor in tensors:
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         padding = -flat.numel() % 16
         parts += [flat, flat.new_zeros(padding)] if padding else [flat]
         places.append((offset, flat.numel()))

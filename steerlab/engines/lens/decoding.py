@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.engines.lens.rows import left_padded
 from steerlab.measures.log_probs import chosen_log_probs
@@ -132,6 +133,8 @@ class Decoding:
             if seen is not None:
                 seen = seen.scatter(1, tokens.clamp_min(0)[:, None], True)
             logits = self.rows.step(tokens.masked_fill(ended, -1))[:, -1]
+        if bool(logits.isnan().any()):  # once there, it stays in a row's cache
+            raise InputError("The model's logits became NaN; a hook or edit drives the stream out of range.")
 
     def outputs(self) -> list[RowOutput]:
         """What every row has produced, read back in one go."""

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
@@ -22,6 +24,7 @@ from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
+Attach = Callable[[], AbstractContextManager[None]]
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -103,27 +106,25 @@ class GenerationTask:
             assigned: their plan.
             watch: gives further hooks, which read and change nothing; they come after the plan's.
         """
-        run, rows, around = self._prepare(jobs, assigned, watch())
+        run, rows, attach = self._prepare(jobs, assigned, watch())
         decoding = self._decoding(rows, jobs)
-        with around:
+        with attach():
             outputs = decoding.run()
         self._finish(jobs, outputs, run, rows, assigned)
 
     def stream(self, job: GenerationJob, assigned: AssignedPlan) -> Iterator[str]:
-        """Generates one row, yielding its text as it grows."""
-        run, rows, around = self._prepare([job], assigned, ())
+        """Generates one row, yielding its text as it grows; between the pieces no hook is on the model."""
+        run, rows, attach = self._prepare([job], assigned, ())
         decoding = self._decoding(rows, [job])
         ids: list[int] = []
         given = 0
-        with around:
-            for tokens in decoding.steps():
-                ids.append(int(tokens[0]))
-                ready = self._ready(decode(self.tokenizer, ids))
-                if len(ready) > given:
-                    yield ready[given:]
-                    given = len(ready)
-            outputs = decoding.outputs()
-        self._finish([job], outputs, run, rows, assigned)
+        for tokens in _only_while_running(decoding.steps(), attach):
+            ids.append(int(tokens[0]))
+            ready = self._ready(decode(self.tokenizer, ids))
+            if len(ready) > given:
+                yield ready[given:]
+                given = len(ready)
+        self._finish([job], decoding.outputs(), run, rows, assigned)
         rest = self.completion(job).text[given:]
         if rest:
             yield rest
@@ -154,8 +155,8 @@ class GenerationTask:
 
     def _prepare(
         self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, watch: Sequence[HookPair]
-    ) -> tuple[PlanRun, Any, AbstractContextManager[None]]:
-        """The plan at work, fresh rows on the right engine, and the context to run them in."""
+    ) -> tuple[PlanRun, Any, Attach]:
+        """The plan at work, fresh rows on the right engine, and what makes the context to run them in."""
         lens = [len(job.prompt) for job in jobs]
         run = PlanRun(assigned.plan, len(jobs))
         hooks = [*plan_hooks(run), *watch] if self.rules.max_new_tokens else []
@@ -165,9 +166,9 @@ class GenerationTask:
             if reason is not None:
                 raise InputError(f"engine='compiled' cannot run here: {reason} Use engine='fast'.")
             self._note("compiled")
-            return run, CompiledRows(self.bridge, run, lens, self.rules.max_new_tokens), nullcontext()
+            return run, CompiledRows(self.bridge, run, lens, self.rules.max_new_tokens), nullcontext
         self._note(backend.name)
-        return run, Rows(backend.model, run, lens), backend.attached(hooks)
+        return run, Rows(backend.model, run, lens), partial(backend.attached, hooks)
 
     def _note(self, engine: str) -> None:
         used = [*self.engine_used.split("+"), engine] if self.engine_used else [engine]
@@ -191,6 +192,17 @@ class GenerationTask:
         )
         self.outputs.update(zip([job.row_index for job in jobs], outputs, strict=True))
         self.receipts.update(zip([job.row_index for job in jobs], receipts, strict=True))
+
+
+def _only_while_running(steps: Iterator[Tensor], attach: Attach) -> Iterator[Tensor]:
+    """The steps one by one, hooks attached for each and gone when the caller has it: other calls may come between."""
+    while True:
+        try:
+            with attach():
+                tokens = next(steps)
+        except StopIteration:
+            return
+        yield tokens
 
 
 def ran_tokens(job: GenerationJob, output: RowOutput) -> int:

@@ -1,19 +1,22 @@
 """Generation with hooks of your own: token ids in, token ids out."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from operator import index
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError
+from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.seeds import row_key, uniforms
+from steerlab.core.seeds import check_seed, row_key, uniforms
 from steerlab.core.text import encode_prompt
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.decoding import Decoding, StopRules, decode
+from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.info import context_length, eos_token_ids
 from steerlab.engines.lens.legacy import legacy_rows
 from steerlab.engines.lens.rows import Rows
@@ -56,10 +59,13 @@ def create_steering_hook(steering_vector: Tensor, alpha: float) -> SteeringHook:
 
     Raises:
         VectorShapeError: if the vector is not one row; here, or at the first call if its width is not the model's.
+        VectorValueError: if the vector or alpha is not finite.
     """
     if not isinstance(steering_vector, Tensor) or steering_vector.ndim != 1 or steering_vector.numel() < 2:
         shape = tuple(steering_vector.shape) if isinstance(steering_vector, Tensor) else type(steering_vector).__name__
         raise VectorShapeError(f"A steering vector has shape [d_model], got {shape}.")
+    if not math.isfinite(alpha) or not bool(steering_vector.isfinite().all()):
+        raise VectorValueError(f"alpha and every entry of a steering vector are finite; alpha is {alpha!r}.")
     return SteeringHook(steering_vector, alpha)
 
 
@@ -116,14 +122,17 @@ def hooked_generate(
     policy = SamplingPolicy(temperature if do_sample else 0.0, top_p, top_k, min_p)
     hooks = _hook_pairs(layer_name, hook_fn)
     mask = _check_ids(input_ids, attention_mask, max_tokens)
+    if hasattr(model, "original_model"):
+        for name, _ in hooks:
+            find_hook_point(model, name)
     if max_tokens == 0:
         return input_ids.clone()
     prompts = [row[keep].tolist() for row, keep in zip(input_ids.cpu(), mask, strict=True)]
     eos, pad = _ends(model, stop_token_ids)
+    _check_vocabulary(model, prompts)
     _check_context(model, prompts, max_tokens)
     rows, around = _rows(model, prompts, max_tokens, hooks, use_cache, engine)
-    if seed is None:
-        seed = int(torch.randint(2**62, ()).item())
+    seed = int(torch.randint(2**62, ()).item()) if seed is None else check_seed(seed, len(prompts))
     draws = torch.tensor([uniforms(row_key(seed, i, 0), max_tokens).tolist() for i in range(len(prompts))])
     rules = StopRules(eos, (), max_tokens)
     with around:
@@ -212,7 +221,26 @@ def _ends(model: Any, stop_token_ids: Sequence[int] | None) -> tuple[frozenset[i
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is None:
         pad = min(eos, default=0)
-    return (eos if stop_token_ids is None else frozenset(int(i) for i in stop_token_ids)), pad
+    return (eos if stop_token_ids is None else _token_ids(stop_token_ids)), pad
+
+
+def _token_ids(ids: Any) -> frozenset[int]:
+    try:
+        return frozenset(index(i) for i in ids)
+    except TypeError as error:
+        raise InputError(f"stop_token_ids is None or a sequence of token ids, e.g. (2,); got {ids!r:.80}.") from error
+
+
+def _check_vocabulary(model: Any, prompts: Sequence[Sequence[int]]) -> None:
+    """Nothing, if the model has every id; on a GPU a foreign one would end the process's use of the device."""
+    if hasattr(model, "original_model"):
+        d_vocab = int(model.original_model.get_input_embeddings().weight.shape[0])
+    else:
+        d_vocab = getattr(getattr(model, "cfg", None), "d_vocab", None) or math.inf
+    for row, prompt in enumerate(prompts):
+        if not (0 <= min(prompt) and max(prompt) < d_vocab):
+            bad = next(i for i in prompt if not 0 <= i < d_vocab)
+            raise PromptError(f"Row {row} holds token id {bad}, outside the model's vocabulary of 0 to {d_vocab - 1}.")
 
 
 def _check_context(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
@@ -233,8 +261,8 @@ def _rows(
     if not hasattr(model, "original_model"):
         if engine != "auto":
             raise InputError(
-                f"engine={engine!r} chooses a way through a TransformerBridge; a {type(model).__name__} has one way only, "
-                "so leave engine='auto'."
+                f"engine={engine!r} is for a TransformerBridge; {type(model).__name__} runs one way only, so leave "
+                "engine='auto'."
             )
         return legacy_rows(model, lens, hooks, use_cache=use_cache)
     if engine == "compiled":

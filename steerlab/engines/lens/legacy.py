@@ -31,8 +31,8 @@ def legacy_rows(
     """Rows on such a model, and the context in which they run with these hooks.
 
     Args:
-        model: a HookedTransformer; or any module with `.hooks(fwd_hooks=...)` whose call on token ids returns logits. It
-            runs uncached unless its forward takes `past_kv_cache`.
+        model: a HookedTransformer; or any module with `.hooks(fwd_hooks=...)` whose call on token ids returns logits.
+            It runs uncached unless its forward takes `past_kv_cache`.
         prompt_lens: prompt length of each row.
         hooks: (name, function) pairs, with the model's own names.
         use_cache: False runs all tokens again in every pass.
@@ -43,8 +43,8 @@ def legacy_rows(
     """
     if not isinstance(model, nn.Module) or not callable(getattr(model, "hooks", None)):
         raise InputError(
-            f"{type(model).__name__} is no module with .hooks(fwd_hooks=...); pass a TransformerBridge (engine.bridge of "
-            "steerlab.load) or a HookedTransformer."
+            f"{type(model).__name__} is no module with .hooks(fwd_hooks=...); pass a TransformerBridge "
+            "(steerlab.load(...).model) or a HookedTransformer."
         )
     if hasattr(model, "hook_dict"):
         for name, _ in hooks:
@@ -62,8 +62,8 @@ def _attached(model: Any, hooks: Sequence[HookPair]) -> Iterator[None]:
 class LegacyRows:
     """Rows that grow by blocks of tokens; the counterpart of `Rows`.
 
-    The mask is always stated, so that the model never guesses padding from ids; it takes positions from the mask, so that
-    a row gives the same numbers alone and in any batch.
+    The mask is always stated, so that the model never guesses padding from ids. HookedTransformer counts positions
+    along the mask, so that a row gives the same numbers alone and in any batch.
 
     Args:
         model: the model to call.

@@ -1,0 +1,329 @@
+"""What `test_devices.py` runs in a process of its own: models spread over simulated devices, beside the same on the CPU.
+
+`python -m tests.lens.device_scenarios DIRECTORY NAME …` saves tiny models in the directory and prints, as JSON, what each
+named scenario found; one that raised gives its traceback under "error". Every function in `SCENARIOS` is one.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.hooks import attach_align_device_hook_on_blocks
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformer_lens.model_bridge import TransformerBridge
+
+import steerlab as sl
+from steerlab.engines.lens.hooked_generate import create_steering_hook, hooked_generate
+from tests.simulated_devices import Transfer, place, simulated_devices
+from tests.tiny_models import build_tiny_family, build_tiny_gpt2, build_tiny_llama
+
+PROMPTS = [[5, 60, 7, 90, 33, 18], [12, 200], [20, 41, 22, 130]]
+EQUAL = [[5, 60, 7, 90], [12, 200, 31, 44]]
+GREEDY = sl.SamplingPolicy.greedy()
+SAMPLED = sl.SamplingPolicy(temperature=0.9, top_p=0.95, top_k=50)
+NEW = 8
+ENDS = list(range(3, 80))
+
+_BUILDERS: dict[str, Callable[[Path], Path]] = {
+    "llama": build_tiny_llama,
+    "llama_12": lambda path: build_tiny_llama(path, num_hidden_layers=12),
+    "llama_tied": lambda path: build_tiny_llama(path, tie_word_embeddings=True),
+    "llama_ending": lambda path: build_tiny_llama(path, eos_token_id=ENDS),
+    "gpt2": build_tiny_gpt2,
+    "gpt2_12": lambda path: build_tiny_gpt2(path, n_layer=12),
+    "gemma3": lambda path: build_tiny_family(path, "gemma3_narrow"),
+}
+
+
+# --- models -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Models:
+    """Loads each model on the CPU, and spread over devices."""
+
+    directory: Path
+
+    @cache  # noqa: B019
+    def path(self, name: str) -> Path:
+        return _BUILDERS[name](self.directory / name)
+
+    @cache  # noqa: B019
+    def on_cpu(self, name: str) -> sl.LensEngine:
+        return self._engine(name, self._plain(name))
+
+    def spread(self, name: str, n_devices: int, *, accelerate: bool = False) -> sl.LensEngine:
+        """The model on `sim:0` … in equal parts; with accelerate, its hooks move what a module needs, as they do when
+        a model is loaded with a device map.
+        """
+        model = self._plain(name)
+        device_map = device_map_of(model, n_devices)
+        place(model, device_map)
+        if accelerate:
+            attach_align_device_hook_on_blocks(
+                model,
+                execution_device={"": device_map[next(iter(device_map))]} | device_map,
+                offload=dict.fromkeys(device_map, False),
+                skip_keys=model._skip_keys_device_placement,
+            )
+        return self._engine(name, model)
+
+    def _plain(self, name: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self.path(name), dtype=torch.float32).eval()
+
+    def _engine(self, name: str, model: Any) -> sl.LensEngine:
+        path = self.path(name)
+        own, changed = (AutoTokenizer.from_pretrained(path) for _ in range(2))
+        bridge = TransformerBridge.boot_transformers(str(path), hf_model=model, tokenizer=changed)
+        return sl.load(bridge, tokenizer=own)
+
+
+def device_map_of(model: Any, n_devices: int) -> dict[str, torch.device]:
+    """Blocks in equal parts; embeddings on the first device, norm and head on the last; a tied head stays with them."""
+    devices = [torch.device("sim", index) for index in range(n_devices)]
+    body, blocks = ("transformer", "h") if hasattr(model, "transformer") else ("model", "layers")
+    norm = f"{body}.ln_f" if body == "transformer" else f"{body}.norm"
+    embeddings = [f"{body}.{name}" for name in ("embed_tokens", "rotary_emb", "wte", "wpe")]
+    n_layers = model.config.num_hidden_layers
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    return {
+        **{name: devices[0] for name in embeddings if hasattr(model.get_submodule(body), name.split(".")[1])},
+        **{f"{body}.{blocks}.{layer}": devices[layer * n_devices // n_layers] for layer in range(n_layers)},
+        norm: devices[-1],
+        "lm_head": devices[0] if tied else devices[-1],
+    }
+
+
+def plan_on(engine: sl.LensEngine, layers: Sequence[int]) -> sl.Plan:
+    """An addition and a clamp at each layer, at all positions and at the default ones."""
+    edits = []
+    for layer in layers:
+        values = torch.randn(engine.info.d_model, generator=torch.Generator().manual_seed(layer))
+        vector = sl.SteeringVector.from_tensor(values, layer=layer)
+        edits += [sl.add(vector, coef=1.0, where=sl.where.all()), sl.clamp(vector, lo=-1.0, hi=1.0)]
+    return sl.Plan(*edits)
+
+
+# --- the same tokens and receipts ---------------------------------------------------------------------------------
+
+
+def generated(engine: sl.LensEngine, layers: Sequence[int], policy: sl.SamplingPolicy, name: str) -> dict[str, Any]:
+    """Tokens and receipts of one call."""
+    found = engine.generate(
+        PROMPTS, plan=plan_on(engine, layers), policy=policy, max_new_tokens=NEW, n=2, seed=3, engine=name
+    )
+    return {
+        "engine": found.engine,
+        "tokens": [c.token_ids for c in found],
+        "reasons": [c.finish_reason for c in found],
+        "edited": [[entry.edited for entry in receipt.edits] for receipt in engine.receipts],
+    }
+
+
+def compare(
+    models: Models, name: str, n_devices: int, *, policies: Sequence[sl.SamplingPolicy] = (GREEDY,), **options: Any
+) -> list[Any]:
+    """[on the CPU, on the devices] for each engine and policy, edits on every layer and on the last alone."""
+    plain, spread = models.on_cpu(name), models.spread(name, n_devices, **options)
+    every = range(plain.info.n_layers)
+    return [
+        [generated(engine, layers, policy, kind) for engine in (plain, spread)]
+        for kind in ("fast", "bridge")
+        for policy in policies
+        for layers in (every, every[-1:])
+    ]
+
+
+def two_devices_llama(models: Models, log: list[Transfer]) -> Any:
+    return compare(models, "llama", 2, policies=(GREEDY, SAMPLED))
+
+
+def two_devices_gpt2(models: Models, log: list[Transfer]) -> Any:
+    return compare(models, "gpt2", 2, policies=(GREEDY, SAMPLED))
+
+
+def head_tied_to_the_first_device(models: Models, log: list[Transfer]) -> Any:
+    return compare(models, "llama_tied", 2)
+
+
+def rows_that_end(models: Models, log: list[Transfer]) -> Any:
+    return compare(models, "llama_ending", 3, policies=(SAMPLED,))
+
+
+def masks_of_two_kinds(models: Models, log: list[Transfer]) -> Any:
+    return compare(models, "gemma3", 3)
+
+
+def more_devices_than_layers(models: Models, log: list[Transfer]) -> Any:
+    return compare(models, "llama", 6)
+
+
+def eight_devices_for_twelve_layers(models: Models, log: list[Transfer]) -> Any:
+    return compare(models, "gpt2_12", 8)
+
+
+def with_accelerate(models: Models, log: list[Transfer]) -> Any:
+    return compare(models, "llama", 3, accelerate=True)
+
+
+# --- hooks of the user's own --------------------------------------------------------------------------------------
+
+
+def vector_elsewhere(models: Models, log: list[Transfer]) -> Any:
+    """The vector on the first device, the layer on the second, ids and mask on the CPU, padding on the left."""
+    width = max(map(len, PROMPTS))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in PROMPTS])
+    values = torch.randn(64, generator=torch.Generator().manual_seed(1))
+
+    def run(engine: sl.LensEngine, vector: torch.Tensor, kind: str) -> dict[str, Any]:
+        hook = create_steering_hook(vector, 2.0)
+        out = hooked_generate(
+            engine.model, ids, NEW, "blocks.3.hook_resid_post", hook, attention_mask=mask, seed=0, engine=kind
+        )
+        return {"tokens": out.tolist(), "device": str(out.device)}
+
+    plain, spread = models.on_cpu("llama"), models.spread("llama", 2)
+    return [
+        [run(plain, values, kind), run(spread, values.double().to("sim:0"), kind)] for kind in ("fast", "bridge")
+    ]
+
+
+# --- scores and activations ---------------------------------------------------------------------------------------
+
+
+def scores(models: Models, log: list[Transfer]) -> Any:
+    """Log-probs of targets that share prompts, with edits on every layer."""
+    targets = [[[7, 8, 9], [30]], [[100, 101]], [[5, 6, 7, 8, 9]]]
+
+    def run(engine: sl.LensEngine) -> list[list[float]]:
+        found = engine.score(PROMPTS, targets, plan=plan_on(engine, range(engine.info.n_layers)))
+        return [score.token_log_probs for score in found]
+
+    return [[run(models.on_cpu("llama")), run(models.spread("llama", 2))]]
+
+
+def activations(models: Models, log: list[Transfer]) -> Any:
+    """Activations of every layer, in prompts and while generating, kept and pooled."""
+
+    def run(engine: sl.LensEngine, **options: Any) -> list[Any]:
+        found = engine.capture(PROMPTS, layers="all", plan=plan_on(engine, [1, 3]), **options)
+        return [found[layer].tolist() for layer in found.layers]
+
+    plain, spread = models.on_cpu("llama"), models.spread("llama", 2)
+    cases: list[dict[str, Any]] = [{}, {"max_new_tokens": NEW}]
+    cases += [{"max_new_tokens": NEW, "pool": pool} for pool in ("mean", "last")]
+    return [[run(plain, **case), run(spread, **case)] for case in cases]
+
+
+# --- transfers ----------------------------------------------------------------------------------------------------
+
+
+def per_step(log: list[Transfer], run: Callable[[int], Any]) -> dict[str, float]:
+    """Copies that one more step costs: between devices, and between a device and the host."""
+
+    def counted(steps: int) -> tuple[int, int]:
+        log.clear()
+        run(steps)
+        between = sum(transfer.between_devices for transfer in log)
+        return between, len(log) - between
+
+    counted(4)  # vectors travel once
+    (short, short_host), (long, long_host) = counted(4), counted(20)
+    return {"between_devices": (long - short) / 16, "with_host": (long_host - short_host) / 16}
+
+
+def transfers_per_step(models: Models, log: list[Transfer]) -> Any:
+    """With edits on every layer, for batches with and without padding."""
+    found = []
+    for name, n_devices, options in (
+        ("llama_12", 2, {}),
+        ("llama_12", 8, {}),
+        ("gpt2_12", 8, {}),
+        ("llama_12", 3, {"accelerate": True}),
+        ("llama_tied", 4, {}),
+        ("gemma3", 3, {}),
+    ):
+        engine = models.spread(name, n_devices, **options)
+        plan = plan_on(engine, range(engine.info.n_layers))
+        for kind in ("fast", "bridge"):
+            for prompts in (PROMPTS, EQUAL):
+
+                def run(steps: int, engine: Any = engine, plan: Any = plan, kind: str = kind, p: Any = prompts) -> None:
+                    engine.generate(p, plan=plan, policy=GREEDY, max_new_tokens=steps, engine=kind)
+
+                case = {"model": name, "n_devices": n_devices, "engine": kind, "padded": prompts is PROMPTS}
+                found.append(case | options | per_step(log, run))
+    return found
+
+
+def transfers_of_capture(models: Models, log: list[Transfer]) -> Any:
+    """Reading every layer while generating."""
+    engine = models.spread("llama_12", 2)
+
+    def run(steps: int) -> None:
+        engine.capture(EQUAL, layers="all", max_new_tokens=steps, pool="mean")
+
+    return {"n_devices": 2} | per_step(log, run)
+
+
+def transfers_of_prefill(models: Models, log: list[Transfer]) -> Any:
+    """What the pass over long prompts sends back to the first device, in elements."""
+    prompts = [list(range(100, 140)), list(range(200, 230))]
+    found = {}
+    for case, name, options in (
+        ("plain", "llama", {}),
+        ("tied", "llama_tied", {}),
+        ("accelerate", "llama", {"accelerate": True}),
+    ):
+        for kind in ("fast", "bridge"):
+            engine = models.spread(name, 2, **options)
+            plan = plan_on(engine, [3])
+            log.clear()
+            engine.generate(prompts, plan=plan, policy=GREEDY, max_new_tokens=1, engine=kind)
+            back = [t.elements for t in log if t.between_devices and t.target.index == 0]
+            found[f"{case} {kind}"] = back
+    return {"n_rows": len(prompts), "d_model": 64, "d_vocab": models.on_cpu("llama").info.d_vocab, "back": found}
+
+
+SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        two_devices_llama,
+        two_devices_gpt2,
+        head_tied_to_the_first_device,
+        rows_that_end,
+        masks_of_two_kinds,
+        more_devices_than_layers,
+        eight_devices_for_twelve_layers,
+        with_accelerate,
+        vector_elsewhere,
+        scores,
+        activations,
+        transfers_per_step,
+        transfers_of_capture,
+        transfers_of_prefill,
+    )
+}
+
+
+def main(directory: str, *names: str) -> None:
+    models = Models(Path(directory))
+    found: dict[str, Any] = {}
+    for name in names:
+        with simulated_devices() as log:
+            try:
+                found[name] = SCENARIOS[name](models, log)
+            except Exception:
+                found[name] = {"error": traceback.format_exc()}
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
