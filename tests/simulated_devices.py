@@ -7,7 +7,7 @@ devices, and values read by Python, are logged.
 `simulated_devices` registers the device type with torch for the rest of the process, so run it in a process of its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "sim"
 CPU = torch.device("cpu")
@@ -79,6 +78,10 @@ class SimTensor(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def __getitem__(self, index: Any) -> Tensor:
+        parts = index if isinstance(index, tuple) else (index,)
+        return super().__getitem__(tuple(torch.tensor(p) if isinstance(p, list) else p for p in parts))
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise RuntimeError("A simulated tensor was used outside `with simulated_devices()`.")
@@ -92,15 +95,18 @@ class _Simulation(TorchDispatchMode):
         self.log = log
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Outside inference mode, whose tensors cannot stand in for others; gradients are not simulated.
-        with torch.inference_mode(False), torch.no_grad():
-            return self._run(func, args, kwargs or {})
-
-    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        kwargs = kwargs or {}
+        tensors = [value for value in _leaves((args, kwargs)) if isinstance(value, Tensor)]
         simulated = [tensor for tensor in tensors if isinstance(tensor, SimTensor)]
         if not simulated and not _is_simulated(kwargs.get("device")):
             return func(*args, **kwargs)
+        # Outside inference mode, whose tensors cannot stand in for others; gradients are not simulated.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._run(func, args, kwargs, tensors, simulated)
+
+    def _run(
+        self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], simulated: list[SimTensor]
+    ) -> Any:
         if func.overloadpacket is aten.to:
             with self:
                 return func.decompose(*args, **kwargs)
@@ -108,11 +114,11 @@ class _Simulation(TorchDispatchMode):
             return self._to(args[0], **kwargs)
         if func is aten.copy_.default:
             return self._copy(*args, **kwargs)
-        operands = [*tree_leaves((args[:1], args[2:]))] if func in _INDEXING else tensors
+        operands = _leaves((args[:1], args[2:])) if func in _INDEXING else tensors
         common = _common_device(func, [t for t in operands if isinstance(t, Tensor)], simulated)
         if func in _READ_BY_PYTHON:
             self.log.append(Transfer(common, CPU, 1))
-            return func(*tree_map(_held, args), **tree_map(_held, kwargs))
+            return func(*_mapped(_held, args), **_mapped(_held, kwargs))
         return _compute(func, args, kwargs, common, simulated)
 
     def _to(self, source: Tensor, *, device: Any = None, **options: Any) -> Tensor:
@@ -139,7 +145,7 @@ def _compute(
         kwargs = {**kwargs, "device": CPU}
     device = common if asked is None else _indexed(asked)
     shapes = [tensor.shape for tensor in simulated]
-    output = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    output = func(*_mapped(_held, args), **_mapped(_held, kwargs))
     if [tensor.held.shape for tensor in simulated] != shapes:
         raise NotImplementedError(f"{func} changes a shape in place, which the simulation does not follow.")
     known = {id(tensor.held): tensor for tensor in simulated}
@@ -149,7 +155,7 @@ def _compute(
             return value
         return known[id(value)] if id(value) in known else _on(device, value)
 
-    return tree_map(dressed, output)
+    return _mapped(dressed, output)
 
 
 def _common_device(func: Any, operands: list[Tensor], simulated: list[SimTensor]) -> torch.device | None:
@@ -158,6 +164,24 @@ def _common_device(func: Any, operands: list[Tensor], simulated: list[SimTensor]
     if len(devices) > 1:
         raise DeviceMismatchError(f"{func} got tensors on {', '.join(sorted(map(str, devices)))}.")
     return next(iter(devices), None) if simulated else None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What nested tuples, lists and dictionaries hold."""
+    if isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same nest with every leaf changed."""
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(change, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _mapped(change, item) for key, item in value.items()}
+    return change(value)
 
 
 def _held(value: Any) -> Any:

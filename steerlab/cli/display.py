@@ -24,12 +24,12 @@ def show_effect(effect: sl.Effect) -> None:
     show_table([axis, metric, "perplexity ratio", "fitted"], rows, text_columns=0)
     say()
     _show_slope(effect)
-    for arm in effect.nulls().itertuples():
-        if arm.family in FAMILIES:
-            found = f"null rank         {arm.rank:.3f} against {arm.draws} {FAMILIES[str(arm.family)]}"
-            say(f"{found} (largest |slope| {arm.largest_size:.2f}, the vector's {abs(effect.rank_slope):.2f})")
-        elif arm.family == "wrong_layer":
-            say(f"wrong layer       slope {arm.mean_slope:+.2f}, shown and not ranked")
+    for arm in effect.nulls().to_dict(orient="records"):
+        if arm["family"] in FAMILIES:
+            found = f"null rank         {arm['rank']:.3f} against {arm['draws']} {FAMILIES[arm['family']]}"
+            say(f"{found} (largest |slope| {arm['largest_size']:.2f}, the vector's {abs(effect.rank_slope):.2f})")
+        elif arm["family"] == "wrong_layer":
+            say(f"wrong layer       slope {arm['mean_slope']:+.2f}, shown and not ranked")
     say(f"verdict           {effect.verdict}", style=STYLES[effect.verdict])
     for reason in effect.reasons:
         say(f"  · {reason}")

@@ -9,26 +9,41 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.hooks import attach_align_device_hook_on_blocks
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import steerlab as sl
 from steerlab.engines.lens.hooked_generate import create_steering_hook, hooked_generate
 from tests.simulated_devices import Transfer, place, simulated_devices
-from tests.tiny_models import build_tiny_family, build_tiny_gpt2, build_tiny_llama
+from tests.tiny_models import FAMILIES, build_tiny_gpt2, build_tiny_llama, save_tiny
 
 PROMPTS = [[5, 60, 7, 90, 33, 18], [12, 200], [20, 41, 22, 130]]
 EQUAL = [[5, 60, 7, 90], [12, 200, 31, 44]]
 GREEDY = sl.SamplingPolicy.greedy()
 SAMPLED = sl.SamplingPolicy(temperature=0.9, top_p=0.95, top_k=50)
-NEW = 8
+NEW = 5
 ENDS = list(range(3, 80))
+
+# Engine, the layers to edit, policy.
+Run = tuple[str, slice, sl.SamplingPolicy]
+EVERY, LAST = slice(None), slice(-1, None)
+TWO_RUNS: list[Run] = [("fast", EVERY, GREEDY), ("bridge", LAST, SAMPLED)]
+FOUR_RUNS: list[Run] = [*TWO_RUNS, ("fast", LAST, SAMPLED), ("bridge", EVERY, GREEDY)]
+
+
+def build_alternating(path: Path) -> Path:
+    """A Gemma-3 whose blocks need the masks and rotary tables of two kinds in turn."""
+    config_class, options = FAMILIES["gemma3_narrow"]
+    types = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return save_tiny(AutoModelForCausalLM.from_config, config_class, path, **{**sizes, **options, **types})
+
 
 _BUILDERS: dict[str, Callable[[Path], Path]] = {
     "llama": build_tiny_llama,
@@ -36,8 +51,7 @@ _BUILDERS: dict[str, Callable[[Path], Path]] = {
     "llama_tied": lambda path: build_tiny_llama(path, tie_word_embeddings=True),
     "llama_ending": lambda path: build_tiny_llama(path, eos_token_id=ENDS),
     "gpt2": build_tiny_gpt2,
-    "gpt2_12": lambda path: build_tiny_gpt2(path, n_layer=12),
-    "gemma3": lambda path: build_tiny_family(path, "gemma3_narrow"),
+    "gemma3": build_alternating,
 }
 
 
@@ -115,9 +129,8 @@ def plan_on(engine: sl.LensEngine, layers: Sequence[int]) -> sl.Plan:
 
 def generated(engine: sl.LensEngine, layers: Sequence[int], policy: sl.SamplingPolicy, name: str) -> dict[str, Any]:
     """Tokens and receipts of one call."""
-    found = engine.generate(
-        PROMPTS, plan=plan_on(engine, layers), policy=policy, max_new_tokens=NEW, n=2, seed=3, engine=name
-    )
+    plan = plan_on(engine, layers)
+    found = engine.generate(PROMPTS, plan=plan, policy=policy, max_new_tokens=NEW, seed=3, engine=name)
     return {
         "engine": found.engine,
         "tokens": [c.token_ids for c in found],
@@ -126,26 +139,21 @@ def generated(engine: sl.LensEngine, layers: Sequence[int], policy: sl.SamplingP
     }
 
 
-def compare(
-    models: Models, name: str, n_devices: int, *, policies: Sequence[sl.SamplingPolicy] = (GREEDY,), **options: Any
-) -> list[Any]:
-    """[on the CPU, on the devices] for each engine and policy, edits on every layer and on the last alone."""
+def compare(models: Models, name: str, n_devices: int, runs: Sequence[Run] = TWO_RUNS, **options: Any) -> list[Any]:
+    """[on the CPU, on the devices] for each run."""
     plain, spread = models.on_cpu(name), models.spread(name, n_devices, **options)
-    every = range(plain.info.n_layers)
+    layers = range(plain.info.n_layers)
     return [
-        [generated(engine, layers, policy, kind) for engine in (plain, spread)]
-        for kind in ("fast", "bridge")
-        for policy in policies
-        for layers in (every, every[-1:])
+        [generated(engine, layers[part], policy, kind) for engine in (plain, spread)] for kind, part, policy in runs
     ]
 
 
 def two_devices_llama(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "llama", 2, policies=(GREEDY, SAMPLED))
+    return compare(models, "llama", 2, FOUR_RUNS)
 
 
 def two_devices_gpt2(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "gpt2", 2, policies=(GREEDY, SAMPLED))
+    return compare(models, "gpt2", 2, FOUR_RUNS)
 
 
 def head_tied_to_the_first_device(models: Models, log: list[Transfer]) -> Any:
@@ -153,7 +161,7 @@ def head_tied_to_the_first_device(models: Models, log: list[Transfer]) -> Any:
 
 
 def rows_that_end(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "llama_ending", 3, policies=(SAMPLED,))
+    return compare(models, "llama_ending", 3)
 
 
 def masks_of_two_kinds(models: Models, log: list[Transfer]) -> Any:
@@ -165,7 +173,7 @@ def more_devices_than_layers(models: Models, log: list[Transfer]) -> Any:
 
 
 def eight_devices_for_twelve_layers(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "gpt2_12", 8)
+    return compare(models, "llama_12", 8)
 
 
 def with_accelerate(models: Models, log: list[Transfer]) -> Any:
@@ -190,9 +198,7 @@ def vector_elsewhere(models: Models, log: list[Transfer]) -> Any:
         return {"tokens": out.tolist(), "device": str(out.device)}
 
     plain, spread = models.on_cpu("llama"), models.spread("llama", 2)
-    return [
-        [run(plain, values, kind), run(spread, values.double().to("sim:0"), kind)] for kind in ("fast", "bridge")
-    ]
+    return [[run(plain, values, kind), run(spread, values.double().to("sim:0"), kind)] for kind in ("fast", "bridge")]
 
 
 # --- scores and activations ---------------------------------------------------------------------------------------
@@ -217,8 +223,7 @@ def activations(models: Models, log: list[Transfer]) -> Any:
         return [found[layer].tolist() for layer in found.layers]
 
     plain, spread = models.on_cpu("llama"), models.spread("llama", 2)
-    cases: list[dict[str, Any]] = [{}, {"max_new_tokens": NEW}]
-    cases += [{"max_new_tokens": NEW, "pool": pool} for pool in ("mean", "last")]
+    cases: list[dict[str, Any]] = [{}, {"max_new_tokens": NEW}, {"max_new_tokens": NEW, "pool": "mean"}]
     return [[run(plain, **case), run(spread, **case)] for case in cases]
 
 
@@ -234,62 +239,74 @@ def per_step(log: list[Transfer], run: Callable[[int], Any]) -> dict[str, float]
         between = sum(transfer.between_devices for transfer in log)
         return between, len(log) - between
 
-    counted(4)  # vectors travel once
-    (short, short_host), (long, long_host) = counted(4), counted(20)
-    return {"between_devices": (long - short) / 16, "with_host": (long_host - short_host) / 16}
+    counted(1)  # vectors travel once
+    (short, short_host), (long, long_host) = counted(2), counted(4)
+    return {"between_devices": (long - short) / 2, "with_host": (long_host - short_host) / 2}
 
 
 def transfers_per_step(models: Models, log: list[Transfer]) -> Any:
-    """With edits on every layer, for batches with and without padding."""
+    """With edits on every layer."""
     found = []
-    for name, n_devices, options in (
-        ("llama_12", 2, {}),
-        ("llama_12", 8, {}),
-        ("gpt2_12", 8, {}),
-        ("llama_12", 3, {"accelerate": True}),
-        ("llama_tied", 4, {}),
-        ("gemma3", 3, {}),
+    for model, n_devices, kind, prompts in (
+        ("llama", 2, "fast", PROMPTS),
+        ("llama", 2, "bridge", PROMPTS),
+        ("llama", 3, "bridge", PROMPTS),
+        ("llama_12", 8, "fast", EQUAL),
+        ("llama_tied", 3, "fast", EQUAL),
+        ("gpt2", 2, "fast", EQUAL),
+        ("gpt2", 2, "bridge", EQUAL),
+        ("gemma3", 4, "fast", PROMPTS),
     ):
-        engine = models.spread(name, n_devices, **options)
-        plan = plan_on(engine, range(engine.info.n_layers))
-        for kind in ("fast", "bridge"):
-            for prompts in (PROMPTS, EQUAL):
+        engine = models.spread(model, n_devices)
+        found.append(
+            {"model": model, "n_devices": n_devices, "engine": kind, "padded": prompts is PROMPTS}
+            | per_step(log, partial(steered_by, engine, kind, prompts))
+        )
+    accelerated = models.spread("llama", 2, accelerate=True)
+    return [
+        *found,
+        {"model": "llama", "n_devices": 2, "engine": "bridge", "padded": True, "accelerate": True}
+        | per_step(log, partial(steered_by, accelerated, "bridge", PROMPTS)),
+    ]
 
-                def run(steps: int, engine: Any = engine, plan: Any = plan, kind: str = kind, p: Any = prompts) -> None:
-                    engine.generate(p, plan=plan, policy=GREEDY, max_new_tokens=steps, engine=kind)
 
-                case = {"model": name, "n_devices": n_devices, "engine": kind, "padded": prompts is PROMPTS}
-                found.append(case | options | per_step(log, run))
-    return found
+def steered_by(engine: sl.LensEngine, kind: str, prompts: list[list[int]], steps: int) -> None:
+    """Generates with edits on every layer."""
+    plan = plan_on(engine, range(engine.info.n_layers))
+    engine.generate(prompts, plan=plan, policy=GREEDY, max_new_tokens=steps, engine=kind)
 
 
 def transfers_of_capture(models: Models, log: list[Transfer]) -> Any:
     """Reading every layer while generating."""
-    engine = models.spread("llama_12", 2)
+    engine = models.spread("llama", 2)
 
     def run(steps: int) -> None:
         engine.capture(EQUAL, layers="all", max_new_tokens=steps, pool="mean")
 
-    return {"n_devices": 2} | per_step(log, run)
+    return [{"n_devices": 2} | per_step(log, run)]
 
 
 def transfers_of_prefill(models: Models, log: list[Transfer]) -> Any:
-    """What the pass over long prompts sends back to the first device, in elements."""
+    """How many elements the pass over long prompts sends to the first device, and to the host, in each copy."""
     prompts = [list(range(100, 140)), list(range(200, 230))]
-    found = {}
-    for case, name, options in (
-        ("plain", "llama", {}),
-        ("tied", "llama_tied", {}),
-        ("accelerate", "llama", {"accelerate": True}),
+    found = []
+    for model, kind, accelerate in (
+        ("llama", "fast", False),
+        ("llama", "bridge", True),
+        ("llama_tied", "fast", False),
+        ("llama_tied", "bridge", False),
     ):
-        for kind in ("fast", "bridge"):
-            engine = models.spread(name, 2, **options)
-            plan = plan_on(engine, [3])
-            log.clear()
-            engine.generate(prompts, plan=plan, policy=GREEDY, max_new_tokens=1, engine=kind)
-            back = [t.elements for t in log if t.between_devices and t.target.index == 0]
-            found[f"{case} {kind}"] = back
-    return {"n_rows": len(prompts), "d_model": 64, "d_vocab": models.on_cpu("llama").info.d_vocab, "back": found}
+        engine = models.spread(model, 2, accelerate=accelerate)
+        engine.generate([[1]], plan=plan_on(engine, [3]), max_new_tokens=1)  # what is read once per model
+        log.clear()
+        engine.generate(prompts, plan=plan_on(engine, [3]), policy=GREEDY, max_new_tokens=1, engine=kind)
+        sizes = {
+            "to_first_device": [t.elements for t in log if t.between_devices and t.target.index == 0],
+            "to_host": [t.elements for t in log if t.target.type == "cpu"],
+        }
+        found.append({"model": model, "engine": kind, "accelerate": accelerate} | sizes)
+    shape = {"n_rows": len(prompts), "d_model": engine.info.d_model, "d_vocab": engine.info.d_vocab}
+    return {"runs": found, **shape}
 
 
 SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {

@@ -74,7 +74,7 @@ def test_without_a_mask_they_cannot():
 
 
 def test_an_unknown_hook_point_and_one_that_never_fires():
-    with pytest.raises(sl.HookPointError, match="no hook point 'hook_meen'.*'hook_mean'"):
+    with pytest.raises(sl.HookPointError, match=r"no hook point 'hook_meen'.*'hook_mean'"):
         generate(Averages(), hooks=[("hook_meen", push)])
     with pytest.raises(sl.HookPointError, match="never fired on this model: hook_idle"):
         generate(Averages(), hooks=[("hook_mean", push), ("hook_idle", push)])
@@ -92,5 +92,5 @@ def test_a_cache_that_is_not_installed(monkeypatch):
 
 
 def test_a_model_without_hooks():
-    with pytest.raises(sl.InputError, match="Linear is no module with .hooks"):
+    with pytest.raises(sl.InputError, match=r"Linear is no module with \.hooks"):
         generate(nn.Linear(2, 2))

@@ -57,8 +57,10 @@ class BridgeBackend(Backend):
     def attached(self, hooks: Sequence[HookPair]) -> Iterator[None]:
         """See `Backend.attached`."""
         checked = [(name, keeping_form(function)) for name, function in hooks]
-        with memoised_crossings(self.model, list(self.bridge.blocks)), attached(self.bridge, checked):
-            yield
+        # users' own hooks may keep what they see, to train on it: no inference tensors here
+        with torch.inference_mode(False), torch.no_grad():
+            with memoised_crossings(self.model, list(self.bridge.blocks)), attached(self.bridge, checked):
+                yield
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,9 @@ def plain_points(bridge: Any) -> dict[str, Any]:
         for layer, block in enumerate(bridge.blocks):
             for site in SITES:
                 point = hook_points(bridge).get(f"blocks.{layer}.hook_{site}")
-                path = "" if point is None else point.name.removeprefix(f"blocks.{layer}.")
-                *components, end = path.split(".")
+                if point is None:
+                    continue
+                *components, end = point.name.removeprefix(f"blocks.{layer}.").split(".")
                 if end in ("hook_in", "hook_out"):
                     found[point.name] = _component(block, components)
         bridge.__dict__["_steerlab_plain_points"] = found
@@ -253,7 +256,9 @@ def _has_hooks(bridge: Any) -> bool:
     modules = bridge.__dict__.get("_steerlab_modules")
     if modules is None:
         modules = bridge.__dict__["_steerlab_modules"] = tuple(bridge.original_model.modules())
-    registered = (hook for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks) for hook in hooks.values())
+    registered = (
+        hook for module in modules for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
     return any(not _is_library_hook(hook) for hook in registered) or any(
         point.fwd_hooks for point in hook_points(bridge).values()
     )

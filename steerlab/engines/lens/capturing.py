@@ -27,6 +27,8 @@ class Capture:
         self.where = where
         readers = {None: KeepAll, "mean": KeepMean, "last": KeepLast}
         self._readers = {point: readers[pool](n_rows) for point in self.points}
+        self._rows: Tensor | None = None
+        self._rows_on: dict[torch.device, Tensor] = {}
 
     def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
         """(hook name, function) pairs that read and change nothing."""
@@ -36,9 +38,17 @@ class Capture:
         def read(value: Tensor, hook: Any = None) -> None:
             step = current_step()
             mask = self.where.resolve(step.tokens.on(value.device))
-            self._readers[point].take(value.detach(), mask, step)
+            self._readers[point].take(value.detach(), mask, self._rows_of(step, value.device))
 
         return read
+
+    def _rows_of(self, step: Step, device: torch.device) -> Tensor:
+        """Which rows a pass holds; copied to a device once, and again when rows are dropped from the batch."""
+        if step.rows is not self._rows:
+            self._rows, self._rows_on = step.rows, {}
+        if device not in self._rows_on:
+            self._rows_on[device] = step.rows.to(device)
+        return self._rows_on[device]
 
     def values(self, point: HookPoint) -> list[Tensor]:
         """Per row, float32 on the CPU: [positions, d_model], or [d_model] if pooled."""
@@ -53,10 +63,10 @@ class KeepAll:
         self._values: list[Tensor] = []
         self._rows: list[Tensor] = []
 
-    def take(self, value: Tensor, mask: Tensor, step: Step) -> None:
-        """Reads a pass: value [batch, pos, d_model], mask [batch, pos]."""
+    def take(self, value: Tensor, mask: Tensor, rows: Tensor) -> None:
+        """Reads a pass: value [batch, pos, d_model], mask [batch, pos], rows [batch]."""
         self._values.append(value[mask].to(torch.float32))
-        self._rows.append(step.rows.to(value.device)[:, None].expand_as(mask)[mask])
+        self._rows.append(rows[:, None].expand_as(mask)[mask])
 
     def values(self) -> list[Tensor]:
         """Per row [positions, d_model]."""
@@ -72,12 +82,11 @@ class KeepMean:
         self._sum: Tensor | None = None
         self._count: Tensor | None = None
 
-    def take(self, value: Tensor, mask: Tensor, step: Step) -> None:
-        """Reads a pass: value [batch, pos, d_model], mask [batch, pos]."""
+    def take(self, value: Tensor, mask: Tensor, rows: Tensor) -> None:
+        """Reads a pass: value [batch, pos, d_model], mask [batch, pos], rows [batch]."""
         if self._sum is None or self._count is None:
             self._sum = value.new_zeros(self._n_rows, value.shape[-1], dtype=torch.float32)
             self._count = value.new_zeros(self._n_rows, dtype=torch.float32)
-        rows = step.rows.to(value.device)
         chosen = value.to(torch.float32).masked_fill(~mask[..., None], 0.0)
         self._sum.index_add_(0, rows, chosen.sum(dim=1))
         self._count.index_add_(0, rows, mask.sum(dim=1).to(torch.float32))
@@ -96,11 +105,10 @@ class KeepLast:
         self._n_rows = n_rows
         self._last: Tensor | None = None
 
-    def take(self, value: Tensor, mask: Tensor, step: Step) -> None:
-        """Reads a pass: value [batch, pos, d_model], mask [batch, pos]."""
+    def take(self, value: Tensor, mask: Tensor, rows: Tensor) -> None:
+        """Reads a pass: value [batch, pos, d_model], mask [batch, pos], rows [batch]."""
         if self._last is None:
             self._last = value.new_full((self._n_rows, value.shape[-1]), torch.nan, dtype=torch.float32)
-        rows = step.rows.to(value.device)
         places = torch.arange(mask.shape[1], device=value.device)
         last = places.expand_as(mask).masked_fill(~mask, -1).amax(dim=1)
         found = value[torch.arange(len(rows), device=value.device), last.clamp_min(0)].to(torch.float32)

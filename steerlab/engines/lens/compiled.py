@@ -95,7 +95,7 @@ class Program:
         self.device = embedding_device(bridge.original_model)
         self.shadow = Shadow(bridge.original_model)
         self.shadow.set_attention(attention_kernel(bridge, "sdpa"))
-        self.cache = StaticCache(config=self.shadow.model.config.get_text_config(), max_cache_len=key.capacity)
+        self.cache: Any = StaticCache(config=self.shadow.model.config.get_text_config(), max_cache_len=key.capacity)
         self.tokens = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
         self.counts = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
         self.mask = torch.zeros(key.n_rows, key.capacity, dtype=torch.long, device=self.device)
@@ -106,7 +106,7 @@ class Program:
             name = find_hook_point(bridge, point.name).name
             install = install_input_hook if name.endswith("hook_in") else install_output_hook
             install(self.shadow.of(plain_points(bridge)[name]), buffers)
-        self._forward = torch.compile(_own_code(self._call_model), fullgraph=True, dynamic=False)
+        self._forward: Any = torch.compile(_own_code(self._call_model), fullgraph=True, dynamic=False)
         self.user: Any = None
         self._graph: Any = None
         self._logits: Tensor | None = None
@@ -126,13 +126,12 @@ class Program:
         """Runs the pass on what the buffers hold; the logits are valid until the next step."""
         if self.device.type != "cuda":
             return self._forward(self.tokens, self.counts, self.mask)
-        if self._graph is None:
-            self._record()
-        self._graph.replay()
+        graph = self._graph or self._record()
+        graph.replay()
         assert self._logits is not None
         return self._logits
 
-    def _record(self) -> None:
+    def _record(self) -> Any:
         """Compiles, warms up and records the CUDA graph; the cache's length and all counts are as before."""
         state = [layer.cumulative_length for layer in self.cache.layers]
         state += [t for b in self.buffers.values() for t in (b.edited, b.changes)]
@@ -148,6 +147,7 @@ class Program:
         with torch.cuda.graph(self._graph):
             self._logits = self._forward(self.tokens, self.counts, self.mask)
         _restore(state, saved)
+        return self._graph
 
 
 class CompiledRows:

@@ -56,28 +56,39 @@ class _Memo:
 
     def __init__(self) -> None:
         self.copies: dict[tuple[int, torch.device], Tensor] = {}
-        self.sources: list[Tensor] = []
+        self.streams: list[Tensor] = []
+        self.companions: dict[int, Tensor] = {}
 
     def clear(self) -> None:
         self.copies.clear()
-        self.sources.clear()
+        self.streams.clear()
+        self.companions.clear()
 
     def moved(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """The tensors on a device; those not yet there cross in one packed copy from each device they come from.
 
-        They come from where the first of them is, if they were copied there earlier: from block to block everything
-        travels with the stream, and so in one copy.
+        The first is the stream. The others accompany it: once copied to a device, they come along to the next, whether
+        the next block needs them or a later one, so that all come from one device.
         """
         missing = {id(t): t for t in tensors if t.device != device and (id(t), device) not in self.copies}
         if missing:
-            sources = list(missing.values())
-            nearest = [self.copies.get((id(t), sources[0].device), t) for t in sources]
-            for origin in {t.device for t in nearest}:
-                group = [(s, t) for s, t in zip(sources, nearest, strict=True) if t.device == origin]
-                for (source, _), made in zip(group, packed_copy([t for _, t in group], device), strict=True):
-                    self.copies[id(source), device] = made
-            self.sources += sources
+            near = next(iter(missing.values())).device
+            missing |= {
+                key: tensor
+                for key, tensor in self.companions.items()
+                if (key, near) in self.copies and (key, device) not in self.copies and tensor.device != device
+            }
+            self._copy([(t, self.copies.get((key, near), t)) for key, t in missing.items()], device)
+            self.streams.append(tensors[0])
+            self.companions |= {key: tensor for key, tensor in missing.items() if tensor is not tensors[0]}
         return [t if t.device == device else self.copies[id(t), device] for t in tensors]
+
+    def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
+        """Copies tensors, each given with the nearest of its copies."""
+        for origin in {nearest.device for _, nearest in pairs}:
+            here = [(source, nearest) for source, nearest in pairs if nearest.device == origin]
+            for (source, _), made in zip(here, packed_copy([n for _, n in here], device), strict=True):
+                self.copies[id(source), device] = made
 
 
 def packed_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

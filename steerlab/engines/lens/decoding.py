@@ -90,7 +90,7 @@ class Decoding:
         self.tokenizer, self.with_log_probs = tokenizer, with_log_probs
         self._uniforms = uniforms
         self._stopped: dict[int, int] = {}
-        self._columns: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = []
+        self._columns: list[tuple[Any, ...]] = []  # per step: rows, tokens, log p, log q
 
     def run(self) -> list[RowOutput]:
         """Continues every prompt until each row has ended."""

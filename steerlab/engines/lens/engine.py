@@ -161,7 +161,7 @@ class LensEngine:
             tuple(task.completion(job) for job in jobs), tuple(p.token_ids for p in encoded), task.engine_used
         )
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def stream(
         self,
         prompt: PromptLike,

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from operator import index
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -90,8 +91,9 @@ def hooked_generate(
 ) -> Int[Tensor, "batch total"]:
     """Generates with hooks active in every forward pass.
 
-    Hooks are called as `hook_fn(activation, hook=point)`; what they return replaces the activation, None leaves it. With
-    a cache the passes after the first hold one position; `steerlab.current_step()` gives a hook the absolute positions.
+    Hooks are called as `hook_fn(activation, hook=point)`; what they return replaces the activation, None leaves it.
+    With a cache the passes after the first hold one position; `steerlab.current_step()` gives a hook the absolute
+    positions.
 
     Args:
         model: a TransformerBridge, or anything with `.hooks(fwd_hooks=...)` and a forward pass on token ids, such as a
@@ -132,11 +134,11 @@ def hooked_generate(
     _check_vocabulary(model, prompts)
     _check_context(model, prompts, max_tokens)
     rows, around = _rows(model, prompts, max_tokens, hooks, use_cache, engine)
-    seed = int(torch.randint(2**62, ()).item()) if seed is None else check_seed(seed, len(prompts))
-    draws = torch.tensor([uniforms(row_key(seed, i, 0), max_tokens).tolist() for i in range(len(prompts))])
+    key = int(torch.randint(2**62, ()).item()) if seed is None else check_seed(seed, len(prompts))
+    draws = torch.from_numpy(np.stack([uniforms(row_key(key, i, 0), max_tokens) for i in range(len(prompts))]))
     rules = StopRules(eos, (), max_tokens)
     with around:
-        outputs = Decoding(rows, prompts, policy, draws.double(), rules, with_log_probs=False).run()
+        outputs = Decoding(rows, prompts, policy, draws, rules, with_log_probs=False).run()
     width = max(len(output.token_ids) for output in outputs)
     new = [output.token_ids + [pad] * (width - len(output.token_ids)) for output in outputs]
     return torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)

@@ -118,8 +118,10 @@ class LegacyRows:
     def _pass(self, ids: Tensor, valid: Tensor, own: Tensor) -> Tensor:
         """One call of the model; `own` has −1 where there is no live token."""
         if self._cache is None:
+            ended = (own < 0).all(dim=-1, keepdim=True)
             self._blocks.append((ids, valid, own))
             ids, valid, own = (torch.cat(parts, dim=1) for parts in zip(*self._blocks, strict=True))
+            own = own.masked_fill(ended, -1)
         known = {"attention_mask": valid.long(), "past_kv_cache": self._cache}
         with running(Step(RowPositions(own, self.prompt_lens), self._passes, self._rows)):
             logits = self.model(ids, **{name: known[name] for name in self._optional})

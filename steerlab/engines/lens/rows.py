@@ -73,7 +73,9 @@ class Rows:
         """One call of the model; `own` has −1 where there is no live token."""
         if self._uncached is not None:
             self._uncached.append((ids, own))
+            live = (own >= 0).any(dim=1, keepdim=True)
             ids, own = (torch.cat(parts, dim=1) for parts in zip(*self._uncached, strict=True))
+            own = own.masked_fill(~live, -1)
             positions = own
         tokens = RowPositions(own, self.prompt_lens, self._lens_on)
         self.run.begin(tokens)

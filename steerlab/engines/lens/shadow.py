@@ -38,7 +38,7 @@ class Shadow:
     def __init__(self, model: nn.Module) -> None:
         self._copies: dict[int, nn.Module] = {}
         self._configs: dict[int, Any] = {}
-        self.model = self._copy(model)
+        self.model: Any = self._copy(model)
 
     def of(self, module: nn.Module) -> nn.Module:
         """The shadow's counterpart of a module or of the wrapper around it.
@@ -78,6 +78,9 @@ class Shadow:
             for request in ("output_attentions", "output_hidden_states"):  # the bridge asks for both; nobody reads them
                 if getattr(made, request, False):
                     setattr(made, request, False)
+            made.pad_token_id = (
+                None  # otherwise some families look for padding in every pass, which waits for the device
+            )
             for name, value in config.__dict__.items():
                 if _is_model_config(value):
                     made.__dict__[name] = self._config(value)

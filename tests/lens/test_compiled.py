@@ -1,0 +1,144 @@
+"""The compiled engine: the same tokens and receipts as the fast one, and plans that change without recompiling."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import steerlab as sl
+from steerlab.core.errors import InputError
+from tests.lens.helpers import PROMPTS, random_vector
+
+GREEDY = sl.SamplingPolicy.greedy()
+NEW = 9
+
+slow = pytest.mark.slow
+
+
+def graphs():
+    """How many graphs torch has compiled in this process."""
+    return counters["stats"]["unique_graphs"]
+
+
+def plan_of(engine, kind, scale=1.0, seed=0):
+    """Two edits at layer 1 and one at layer 2, whatever the kind."""
+    v, u = random_vector(engine, layer=1, seed=seed), random_vector(engine, layer=2, seed=seed + 1)
+    first, second, third = {
+        "add": (
+            sl.add(v, coef=3.0),
+            sl.add(v, coef=-1.0, where=sl.where.generated(after=1, until=4)),
+            sl.add(u, coef=2.0, where=sl.where.index(0, 2)),
+        ),
+        "ablate": (
+            sl.ablate(v, where=sl.where.all()),
+            sl.add(v, coef=2.0, where=sl.where.prompt()),
+            sl.ablate(u, where=sl.where.generated()),
+        ),
+        "clamp": (
+            sl.clamp(v, lo=2.0, hi=4.0, where=sl.where.generated(until=3)),
+            sl.clamp(v, hi=3.0, where=~sl.where.last_prompt()),
+            sl.clamp(u, lo=-0.5, where=sl.where.all()),
+        ),
+        "none": (sl.add(v, coef=0.0), sl.ablate(v).scaled(0), sl.clamp(u, hi=1.0).scaled(0)),
+    }[kind]
+    return sl.Plan(first, second, third).scaled(scale)
+
+
+def both(engine, plan, **options):
+    """Completions and receipts on the fast and on the compiled engine."""
+    options = {"policy": GREEDY, "max_new_tokens": NEW} | options
+    found = {}
+    for name in ("fast", "compiled"):
+        out = engine.generate(PROMPTS[:3], plan=plan, engine=name, **options)
+        assert out.engine == name
+        found[name] = out, engine.receipts
+    return found["fast"], found["compiled"]
+
+
+def check_equal(fast, compiled):
+    for ours, theirs in zip(compiled[0], fast[0], strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.finish_reason == theirs.finish_reason
+        assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=1e-3)
+    for ours, theirs in zip(compiled[1], fast[1], strict=True):
+        assert ours.plan_hash == theirs.plan_hash
+        assert [(e.edited, e.expected, e.layer) for e in ours.edits] == [
+            (e.edited, e.expected, e.layer) for e in theirs.edits
+        ]
+        assert [e.mean_relative_change for e in ours.edits] == pytest.approx(
+            [e.mean_relative_change for e in theirs.edits], rel=1e-3, abs=1e-6, nan_ok=True
+        )
+
+
+@slow
+@pytest.mark.parametrize("name", ["tiny_llama_engine", "tiny_gpt2_engine"])
+def test_it_equals_fast_and_another_plan_needs_no_compiling(request, name, monkeypatch):
+    engine = request.getfixturevalue(name)
+    fast, compiled = both(engine, plan_of(engine, "add"))
+    check_equal(fast, compiled)
+    made = graphs()
+
+    texts = {"add": compiled[0].texts}
+    for kind, scale, seed in (("ablate", 1.0, 0), ("clamp", 1.0, 0), ("add", -1.5, 7), ("clamp", 0.5, 3)):
+        fast, compiled = both(engine, plan_of(engine, kind, scale, seed))
+        check_equal(fast, compiled)
+        texts[kind, scale] = compiled[0].texts
+    assert len({tuple(text) for text in texts.values()}) > 3
+
+    # a zeroed plan restores the unsteered tokens, also after all those others, and the first one comes back
+    unsteered = engine.generate(PROMPTS[:3], policy=GREEDY, max_new_tokens=NEW, engine="fast")
+    for plan in (plan_of(engine, "none"), plan_of(engine, "clamp").scaled(0)):
+        _, (out, _) = both(engine, plan)
+        assert [c.token_ids for c in out] == [c.token_ids for c in unsteered]
+    assert both(engine, plan_of(engine, "add"))[1][0].texts == texts["add"]
+
+    # sampled, fewer tokens of the same capacity, and rows that end at different times
+    check_equal(*both(engine, plan_of(engine, "add"), policy=sl.SamplingPolicy(temperature=1.3, top_p=0.9), seed=5))
+    check_equal(*both(engine, plan_of(engine, "ablate"), max_new_tokens=2))
+    check_equal(*both(engine, plan_of(engine, "ablate"), max_new_tokens=1))
+    ids = [1, *range(3, 384, 7)]
+    monkeypatch.setattr(engine.model.original_model.generation_config, "eos_token_id", ids)
+    ended = both(engine, plan_of(engine, "clamp"), policy=sl.SamplingPolicy(temperature=1.5), seed=2)
+    check_equal(*ended)
+    assert {c.finish_reason for c in ended[1][0]} == {"eos", "length"}
+    assert graphs() == made
+
+
+@slow
+def test_no_plan_a_stream_and_interrupted_streams(tiny_llama_engine):
+    """Generations that share a program share its buffers, so a stream that another one has overtaken says so."""
+    engine = tiny_llama_engine
+    options = {"policy": GREEDY, "max_new_tokens": 6}
+    expected = {prompt: engine.generate(prompt, **options, engine="fast")[0] for prompt in ("Hi", "Once")}
+    options["engine"] = "compiled"
+    assert engine.generate("Hi", **options)[0].token_ids == expected["Hi"].token_ids
+    assert "".join(engine.stream("Hi", **options)) == expected["Hi"].text
+
+    stream = engine.stream("Hi", **options)
+    next(stream)
+    assert engine.generate("Once", **options)[0].token_ids == expected["Once"].token_ids
+    with pytest.raises(InputError, match="Another compiled generation"):
+        list(stream)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral", "qwen2_narrow", "phi3_narrow", "mistral_narrow"])
+def test_families_with_sliding_windows_are_refused_by_name(family, name):
+    engine, _ = family(name)
+    with pytest.raises(InputError, match=r"engine='compiled' cannot run here: .*sliding-window.*engine='fast'"):
+        engine.generate("Hi", max_new_tokens=2, engine="compiled")
+
+
+def test_hooks_of_a_user_are_refused(tiny_llama_engine):
+    with (
+        tiny_llama_engine.model.hooks(fwd_hooks=[("blocks.1.hook_out", lambda value, hook: None)]),
+        pytest.raises(InputError, match="hooks of yours"),
+    ):
+        tiny_llama_engine.generate("Hi", max_new_tokens=2, engine="compiled")
+
+
+def test_the_context_is_checked_all_the_same(tiny_llama_engine):
+    with pytest.raises(sl.ContextLengthError):
+        tiny_llama_engine.generate([[5] * 255], max_new_tokens=2, engine="compiled")
+    assert torch.is_grad_enabled()
