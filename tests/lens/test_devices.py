@@ -66,8 +66,9 @@ def test_tokens_and_receipts_are_those_of_one_device(found: Any) -> None:
 
 
 @scenario("rows_that_end")
-def test_some_rows_end_and_some_go_on(found: Any) -> None:
-    assert {reason for on_cpu, _ in found for reason in on_cpu["reasons"]} == {"eos", "length"}
+def test_rows_are_dropped_from_the_batch_before_the_last_ends(found: Any) -> None:
+    lengths = [sorted(len(tokens) for tokens in on_cpu["tokens"]) for on_cpu, _ in found]
+    assert any(shorter <= 8 < longest for *_, shorter, longest in lengths)
 
 
 @scenario("with_accelerate")
@@ -80,7 +81,7 @@ def test_scores_and_activations_are_those_of_one_device(found: Any) -> None:
     for on_cpu, spread in found:
         assert len(spread) == len(on_cpu)
         for expected, got in zip(flat(on_cpu), flat(spread), strict=True):
-            assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
+            assert got == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 def flat(value: Any) -> list[float]:

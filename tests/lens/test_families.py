@@ -309,3 +309,28 @@ def test_a_hook_point_of_the_bridge_alone_runs_there_without_a_word(family):
         assert backends.choose_backend(engine.model, ["blocks.1.attn.hook_pattern"]).name == "bridge"
     with pytest.raises(InputError, match=r"'blocks\.1\.attn\.hook_pattern' exists on the bridge only"):
         backends.choose_backend(engine.model, ["blocks.1.attn.hook_pattern"], "fast")
+
+
+# --- the stream in the middle of a layer --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+@pytest.mark.parametrize("user_hooks", [False, True], ids=["fast", "bridge"])
+def test_an_edit_in_the_middle_of_a_layer_stays_in_the_stream(family, name, user_hooks):
+    """TransformerLens hooks resid_mid on the MLP's branch alone; a plan's edit must reach the layer's output too."""
+    engine, _ = family(name)
+    if "resid_mid" not in sites_of(engine, 0):
+        pytest.skip("attention and MLP run in parallel here, so the stream has no middle")
+    plan = adding(engine, 0, "resid_mid", where=sl.where.all())
+    hooks = [("blocks.0.mlp.hook_in", lambda value, hook: None)] if user_hooks else []
+
+    def read(site):
+        with engine.model.hooks(fwd_hooks=hooks):
+            return engine.capture([LONG], layers=[0], site=site, plan=plan)[0]
+
+    middle, added, after = read("resid_mid"), read("mlp_out"), read("resid_post")
+    torch.testing.assert_close(middle + added, after, atol=1e-4, rtol=1e-4)
+    unsteered = engine.capture([LONG], layers=[0], site="resid_mid")[0]
+    torch.testing.assert_close(
+        middle - unsteered, (2.0 * plan.edits[0].vector.values).expand_as(middle), atol=1e-3, rtol=1e-3
+    )

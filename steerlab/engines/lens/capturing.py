@@ -121,12 +121,35 @@ class KeepLast:
 
 
 def plan_hooks(run: PlanRun) -> list[tuple[str, Callable[..., Any]]]:
-    """(hook name, function) pairs that carry out a plan."""
+    """(hook name, function) pairs that carry out a plan.
 
-    def editor(point: HookPoint) -> Callable[..., Any]:
-        def edit(value: Tensor, hook: Any = None) -> Tensor:
-            return run.edit(point, value)
+    TransformerLens hooks `resid_mid` where the MLP branch reads it, after the residual connection has been taken. An edit
+    there is therefore carried to the layer's output too, so that it is an edit of the stream.
+    """
+    middle = [point for point in run.hook_points if point.site == "resid_mid"]
+    others = [point for point in run.hook_points if point.site != "resid_mid"]
+    carried = [pair for point in middle for pair in _carrying(run, point)]
+    return carried + [(point.name, _editor(run, point)) for point in others]
 
-        return edit
 
-    return [(point.name, editor(point)) for point in run.hook_points]
+def _editor(run: PlanRun, point: HookPoint) -> Callable[..., Any]:
+    def edit(value: Tensor, hook: Any = None) -> Tensor:
+        return run.edit(point, value)
+
+    return edit
+
+
+def _carrying(run: PlanRun, point: HookPoint) -> list[tuple[str, Callable[..., Any]]]:
+    """An edit at `resid_mid`, and its carriage past the MLP."""
+    delta: list[Tensor] = []
+
+    def edit(value: Tensor, hook: Any = None) -> Tensor:
+        edited = run.edit(point, value)
+        delta.append(edited - value)
+        return edited
+
+    def carry(value: Tensor, hook: Any = None) -> Tensor:
+        moved = delta.pop()
+        return value + moved.to(value.device)
+
+    return [(point.name, edit), (HookPoint(point.layer, "resid_post").name, carry)]

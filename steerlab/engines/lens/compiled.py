@@ -31,6 +31,7 @@ from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.shadow import Shadow
 from steerlab.engines.lens.step import Step, running
+from steerlab.steering.plan import Plan
 from steerlab.steering.run import PlanRun
 from steerlab.steering.where import RowPositions
 
@@ -95,7 +96,7 @@ class Program:
         self.device = embedding_device(bridge.original_model)
         self.shadow = Shadow(bridge.original_model)
         self.shadow.set_attention(attention_kernel(bridge, "sdpa"))
-        self.cache: Any = StaticCache(config=self.shadow.model.config.get_text_config(), max_cache_len=key.capacity)
+        self.cache: Any = StaticCache(config=bridge.original_model.config.get_text_config(), max_cache_len=key.capacity)
         self.tokens = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
         self.counts = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
         self.mask = torch.zeros(key.n_rows, key.capacity, dtype=torch.long, device=self.device)
@@ -241,8 +242,8 @@ class CompiledRows:
                 self.run.add_counts(index, buffers.edited[k], buffers.changes[k])
 
 
-def why_not_compiled(bridge: Any) -> str | None:
-    """Why no program can be made for this model, in a sentence; None if one can."""
+def why_not_compiled(bridge: Any, plan: Plan) -> str | None:
+    """Why no program can be made for this model and plan, in a sentence; None if one can."""
     from transformers import StaticCache
     from transformers.cache_utils import StaticLayer
 
@@ -252,6 +253,8 @@ def why_not_compiled(bridge: Any) -> str | None:
     cache = StaticCache(config=model.config.get_text_config(), max_cache_len=CAPACITY_STEP)
     if any(type(layer) is not StaticLayer for layer in cache.layers):
         return "The model has sliding-window layers."
+    if any(point.site == "resid_mid" for point in plan.hook_points):
+        return "The plan edits resid_mid."
     return None
 
 

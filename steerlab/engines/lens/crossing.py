@@ -1,8 +1,9 @@
 """Crossing devices once: a model spread over several devices, with one copy per boundary and step.
 
-A block gets, beside the hidden states, tensors that are the same for every block (rotary tables, mask, positions). Left
-alone, each block on another device copies them again. Here all tensors that must move are packed into one buffer,
-copied once per device and step, and handed to every later block there. The step's positions, which edits need, ride along.
+A block gets, beside the hidden states, tensors that are the same for every block (rotary tables, mask, positions).
+Left alone, each block on another device copies them again. Here all tensors that must move are packed into one buffer,
+copied once per device and step, and handed to every later block there. The step's positions, which edits need, ride
+along.
 """
 
 from collections.abc import Iterator, Sequence

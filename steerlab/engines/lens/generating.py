@@ -162,7 +162,9 @@ class GenerationTask:
         hooks = [*plan_hooks(run), *watch] if self.rules.max_new_tokens else []
         backend = choose_backend(self.bridge, [name for name, _ in hooks], self.engine)
         if self.engine == "compiled":
-            reason = why_not_compiled(self.bridge) or ("Captures need 'fast' or 'bridge'." if watch else None)
+            reason = why_not_compiled(self.bridge, run.plan)
+            if watch:
+                reason = reason or "It reads no activations."
             if reason is not None:
                 raise InputError(f"engine='compiled' cannot run here: {reason} Use engine='fast'.")
             self._note("compiled")

@@ -78,9 +78,8 @@ class Shadow:
             for request in ("output_attentions", "output_hidden_states"):  # the bridge asks for both; nobody reads them
                 if getattr(made, request, False):
                     setattr(made, request, False)
-            made.pad_token_id = (
-                None  # otherwise some families look for padding in every pass, which waits for the device
-            )
+            # With one, some families look for padding in every pass that has no mask, which waits for the device.
+            made.pad_token_id = None
             for name, value in config.__dict__.items():
                 if _is_model_config(value):
                     made.__dict__[name] = self._config(value)
