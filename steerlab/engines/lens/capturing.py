@@ -123,8 +123,8 @@ class KeepLast:
 def plan_hooks(run: PlanRun) -> list[tuple[str, Callable[..., Any]]]:
     """(hook name, function) pairs that carry out a plan.
 
-    TransformerLens hooks `resid_mid` where the MLP branch reads it, after the residual connection has been taken. An edit
-    there is therefore carried to the layer's output too, so that it is an edit of the stream.
+    TransformerLens hooks `resid_mid` where the MLP branch reads it, after the residual connection was taken. An
+    edit there is therefore carried to the layer's output too, so that it is an edit of the stream.
     """
     middle = [point for point in run.hook_points if point.site == "resid_mid"]
     others = [point for point in run.hook_points if point.site != "resid_mid"]
