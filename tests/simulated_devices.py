@@ -25,7 +25,12 @@ CPU = torch.device("cpu")
 AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 aten = torch.ops.aten
-_READ_BY_PYTHON = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
+_READ_BY_PYTHON = (
+    aten._local_scalar_dense.default,
+    aten.item.default,
+    aten.is_nonzero.default,
+    aten.equal.default,
+)
 # Their indices may lie on the CPU, whatever the device of the rest.
 _INDEXING = (
     aten.index.Tensor,

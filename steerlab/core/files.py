@@ -4,16 +4,28 @@ import os
 import tempfile
 from pathlib import Path
 
+from steerlab.core.errors import InputError
+
 
 def write_atomic(path: str | Path, data: bytes | str) -> Path:
     """Writes a file through a temporary one beside it and a rename; makes the parent folder.
 
     Returns:
         The path written.
+
+    Raises:
+        InputError: if the file cannot be written there.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     payload = data.encode("utf-8") if isinstance(data, str) else data
+    try:
+        return _write(path, payload)
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def _write(path: Path, payload: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Final
 
 from steerlab.core.errors import HookPointError
@@ -88,14 +89,14 @@ def resolve_layer(layer: int, n_layers: int) -> int:
     Raises:
         HookPointError: if the model has no such layer.
     """
-    if isinstance(layer, bool) or not isinstance(layer, int):
+    if isinstance(layer, bool) or not isinstance(layer, Integral):
         raise HookPointError(f"A layer is an integer, got {layer!r}.")
     if not -n_layers <= layer < n_layers:
         raise HookPointError(
             f"Layer {layer} does not exist: the model has {n_layers} layers, numbered 0 to {n_layers - 1} "
             f"(or -{n_layers} to -1 from the end)."
         )
-    return layer % n_layers
+    return int(layer) % n_layers
 
 
 def resolve_layers(layers: "str | int | range | list[int] | tuple[int, ...]", n_layers: int) -> list[int]:

@@ -59,7 +59,14 @@ class ContrastPairs:
     def from_lists(
         cls, positives: Sequence[PromptLike], negatives: Sequence[PromptLike], groups: Sequence[str] | None = None
     ) -> "ContrastPairs":
-        """Pairs from two lists in the same order; without groups, each pair is a group of its own."""
+        """Pairs from two lists in the same order; without groups, each pair is a group of its own.
+
+        Raises:
+            DataError: if a side is one string rather than a list of prompts.
+        """
+        for side in (positives, negatives):
+            if isinstance(side, str | bytes):
+                raise DataError(f"Contrast pairs come as two lists of prompts, got the string {side!r:.60}.")
         names = [str(i) for i in range(len(positives))] if groups is None else [str(group) for group in groups]
         return cls(tuple(positives), tuple(negatives), tuple(names))
 
@@ -146,16 +153,21 @@ class ContrastPairs:
 
 
 def balanced_flips(groups: Sequence[str], rng: np.random.Generator) -> list[bool]:
-    """Flips exactly half the pairs within each group (a lone odd pair falls to either side).
+    """Flips exactly half the pairs within each group; odd pairs left over are balanced against each other.
 
     Independent flips of clean pairs mostly give the same axis back, up to sign and strength; exactly half cancels the
-    group's shared direction and leaves what the labels do not explain.
+    group's shared direction and leaves what the labels do not explain. Pairs that are each their own group are
+    balanced as a whole.
     """
     flips = np.zeros(len(groups), dtype=bool)
+    left_over = []
     for name in sorted(set(groups)):
-        members = np.flatnonzero([group == name for group in groups])
-        half = len(members) // 2 + (int(rng.integers(2)) if len(members) % 2 else 0)
-        flips[rng.permutation(members)[:half]] = True
+        members = rng.permutation(np.flatnonzero([group == name for group in groups]))
+        flips[members[: len(members) // 2]] = True
+        left_over += members[len(members) // 2 * 2 :].tolist()
+    odd = rng.permutation(np.array(left_over, dtype=int))
+    half = len(odd) // 2 + (int(rng.integers(2)) if len(odd) % 2 else 0)
+    flips[odd[:half]] = True
     return flips.tolist()
 
 

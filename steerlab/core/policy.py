@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from steerlab.core.errors import PolicyError
 
@@ -38,6 +39,8 @@ class SamplingPolicy:
 
     def __post_init__(self) -> None:
         _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "≥ 0")
+        fits = self.temperature == 0 or self.temperature >= 1e-6  # logits / temperature must fit float32
+        _require(fits, "temperature", self.temperature, "at least 1e-6, or 0 for greedy")
         _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(_is_integer(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "an integer ≥ 0 (0 keeps all)")
         _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
@@ -56,11 +59,11 @@ class SamplingPolicy:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _require(ok: bool, name: str, value: object, wanted: str) -> None:

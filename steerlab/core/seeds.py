@@ -1,6 +1,8 @@
 """Random draws keyed by what they belong to, so that they depend on nothing else."""
 
 from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +29,11 @@ def check_seed(seed: SeedLike, n_prompts: int) -> SeedLike:
     Raises:
         InputError: otherwise.
     """
-    values = list(seed) if isinstance(seed, Sequence) and not isinstance(seed, str) else [seed]
+    values: list[Any] = list(seed) if isinstance(seed, Sequence) and not isinstance(seed, str) else [seed]
     if isinstance(seed, Sequence) and len(values) != n_prompts:
         raise InputError(f"A list of seeds holds one per prompt: got {len(values)} seeds for {n_prompts} prompts.")
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
             raise InputError(f"A seed is an integer ≥ 0, got {value!r}.")
     return seed
 

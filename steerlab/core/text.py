@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
 from jinja2 import TemplateError
@@ -51,6 +52,8 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """
     if is_single_prompt(prompts):
         return [prompts if isinstance(prompts, str) else _as_list(prompts)]
+    if isinstance(prompts, bytes | Mapping | set) or not hasattr(prompts, "__iter__"):
+        raise PromptError(f"Prompts are a string, chat messages, token ids, or a list of those; got {prompts!r:.80}.")
     found: list[Any] = _as_list(prompts)
     if not found:
         raise PromptError("There are no prompts; pass at least one.")
@@ -61,6 +64,8 @@ def is_single_prompt(prompts: PromptLike | Sequence[PromptLike]) -> bool:
     """Whether this is one bare prompt (text, one conversation, or one list of ids) rather than a list of prompts."""
     if isinstance(prompts, str):
         return True
+    if isinstance(prompts, bytes | Mapping | set) or not hasattr(prompts, "__iter__"):
+        return False
     found = _as_list(prompts)
     return bool(found) and (all(isinstance(item, Mapping) for item in found) or all(_is_id(item) for item in found))
 
@@ -76,6 +81,8 @@ def as_targets(targets: Sequence[Any], n_prompts: int, single: bool) -> list[lis
     Raises:
         TargetError: if a list is missing or empty, or has the wrong nesting.
     """
+    if not isinstance(targets, str) and not hasattr(targets, "__iter__"):
+        raise TargetError(f"targets is one list per prompt, got {targets!r:.80}.")
     if isinstance(targets, str):
         raise TargetError(f"targets is one list per prompt, e.g. [[{targets!r}]]; got the string {targets!r}.")
     rows = [list(targets)] if single and not _is_nested(targets) else list(targets)
@@ -94,6 +101,8 @@ def _check_row(row: Any, index: int) -> list[TargetLike]:
         raise TargetError(
             f"Prompt {index} has the string {row!r} where a list of targets belongs; write [{row!r}] for one target."
         )
+    if isinstance(row, bytes | Mapping | set) or not hasattr(row, "__iter__"):
+        raise TargetError(f"Prompt {index} needs a list of targets, got {row!r:.80}.")
     row = _as_list(row)
     if not row:
         raise TargetError(f"Prompt {index} has no targets; pass at least one.")
@@ -134,7 +143,7 @@ def _as_list(item: Any) -> list[Any]:
 
 
 def _is_id(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
+    return isinstance(item, Integral) and not isinstance(item, bool)
 
 
 def _is_ids(item: Any) -> bool:
@@ -173,6 +182,8 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
             raise PromptError(f"A chat message needs 'role' and 'content', got {message!r:.80}.")
+        if not isinstance(message["content"], str):
+            raise PromptError(f"A chat message's content is text, got {message['content']!r:.80}.")
     if not messages:
         raise PromptError("The conversation is empty; pass at least one message.")
     if getattr(tokenizer, "chat_template", None) is None:

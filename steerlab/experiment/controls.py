@@ -107,7 +107,7 @@ def moved_plan(engine: Engine, plan: Plan) -> Plan:
     """
     n_layers = engine.info.n_layers
     moved = plan.with_vectors(lambda vector: vector.at(_wrong_layer(vector.layer, n_layers)))
-    return moved.resolved(engine.median_norm)
+    return moved.resolved(engine.median_norm, engine.info.weights_hash)
 
 
 def _wrong_layer(layer: int, n_layers: int) -> int:
@@ -130,6 +130,8 @@ class LabelFlips:
     """
 
     def __init__(self, engine: Engine, plan: Plan, pairs: ContrastPairs) -> None:
+        if len(pairs) < 2:
+            raise DataError("Label flips need at least two pairs; with one the flipped vector is the vector itself.")
         self._plan, self._pairs = plan, pairs
         self._acts = {edit.vector.hash: _activations(engine, edit.vector, pairs) for edit in plan}
 
@@ -144,6 +146,8 @@ class LabelFlips:
         positive, negative = acts.positive[vector.layer], acts.negative[vector.layer]
         estimate = estimator(str(vector.card.method))
         values = estimate(torch.where(flip, negative, positive), torch.where(flip, positive, negative))
+        if values.norm() == 0:
+            raise DataError("Label flips cancel to a zero vector, so they are no null; the pairs are all alike.")
         return vector.with_values(
             values / values.norm() * vector.norm, method=f"{vector.card.method} of flipped labels"
         )

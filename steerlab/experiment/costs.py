@@ -8,23 +8,12 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
+from steerlab.core.errors import PolicyError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.text import PromptLike, encode_prompt
+from steerlab.core.text import PromptLike
 from steerlab.measures.entropy import rb_entropy
-from steerlab.scoring import text_nlls
+from steerlab.scoring import text_nlls, text_windows
 from steerlab.steering.plan import Plan
-
-
-def windows_that_fit(engine: Engine, texts: Sequence[PromptLike]) -> list[list[int]]:
-    """The texts' token ids, each cut into windows no longer than the model's context; every window starts anew.
-
-    Raises:
-        PromptError: for an empty text on a model without BOS.
-    """
-    width = engine.info.context_length
-    rows = [list(encode_prompt(engine.tokenizer, text, d_vocab=engine.info.d_vocab).token_ids) for text in texts]
-    windows = [row[start : start + width] for row in rows for start in range(0, len(row), width)]
-    return [window for window in windows if len(window) > 1]
 
 
 def perplexity_cost(engine: Engine, plan: Plan, texts: Sequence[PromptLike], doses: Sequence[float]) -> pd.DataFrame:
@@ -33,16 +22,15 @@ def perplexity_cost(engine: Engine, plan: Plan, texts: Sequence[PromptLike], dos
     Returns:
         A row per dose: `dose`, `nll` (mean per token, nats), `perplexity`, `ppl_ratio`, `num_tokens`.
     """
-    windows = windows_that_fit(engine, texts)
-    base = _mean_nll(engine, None, windows)
+    base = _mean_nll(engine, None, texts)
     rows = []
     for dose in tqdm(doses, desc="cost", delay=2.0, leave=False, disable=None):
-        nll, count = base if dose == 0 else _mean_nll(engine, plan.scaled(dose), windows)
+        nll, count = base if dose == 0 else _mean_nll(engine, plan.scaled(dose), texts)
         rows.append((dose, nll, float(np.exp(nll)), float(np.exp(nll - base[0])), count))
     return pd.DataFrame(rows, columns=["dose", "nll", "perplexity", "ppl_ratio", "num_tokens"])
 
 
-def _mean_nll(engine: Engine, plan: Plan | None, texts: Sequence[list[int]]) -> tuple[float, int]:
+def _mean_nll(engine: Engine, plan: Plan | None, texts: Sequence[PromptLike]) -> tuple[float, int]:
     nlls = np.concatenate(text_nlls(engine, texts, plan=plan))
     return float(nlls.mean()), len(nlls)
 
@@ -52,24 +40,29 @@ def entropy_change(engine: Any, plan: Plan, texts: Sequence[PromptLike], policy:
 
     Returns:
         A row per text and token but the first: `text`, `position`, `token_id`, `base` and `steered` (nats).
+
+    Raises:
+        PolicyError: for a policy with a repetition penalty, whose distribution depends on all tokens before.
     """
-    rows = windows_that_fit(engine, texts)
+    if policy.repetition_penalty != 1:
+        raise PolicyError("Entropy on given text does not cover repetition_penalty; use a policy without it.")
+    windows = text_windows(engine, texts)
     measures = {"entropy": lambda logits, tokens: rb_entropy(logits, policy)}
-    prompts, targets = [ids[:1] for ids in rows], [[ids[1:]] for ids in rows]
+    prompts, targets = [w.ids[:1] for w in windows], [[w.ids[1:]] for w in windows]
     base = engine.measure(prompts, targets, measures)
     steered = engine.measure(prompts, targets, measures, plan=plan)
     return pd.concat(
         [
             pd.DataFrame(
                 {
-                    "text": index,
-                    "position": np.arange(1, len(ids)),
-                    "token_id": ids[1:],
-                    "base": base[index]["entropy"],
-                    "steered": steered[index]["entropy"],
+                    "text": window.text,
+                    "position": np.arange(window.first_scored, window.first_scored + window.n_scored),
+                    "token_id": window.ids[-window.n_scored :],
+                    "base": before["entropy"][-window.n_scored :],
+                    "steered": after["entropy"][-window.n_scored :],
                 }
             )
-            for index, ids in enumerate(rows)
+            for window, before, after in zip(windows, base, steered, strict=True)
         ],
         ignore_index=True,
     )

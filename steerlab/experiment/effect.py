@@ -205,6 +205,7 @@ def _summarise(rows: pd.DataFrame, cost: pd.DataFrame, settings: EffectSettings)
         ci = (interval.low, interval.high)
     nulls, rank_slope = _null_slopes(rows, fitted)
     summary = {
+        "n_doses": int(real.dose.nunique()),
         "fitted_doses": fitted,
         "item_slopes": items.assign(slope=slopes),
         "slope": float(slopes.mean()),
@@ -243,6 +244,8 @@ def _null_slopes(rows: pd.DataFrame, fitted: Sequence[float]) -> tuple[pd.DataFr
 
 def _judge(summary: Mapping[str, Any], settings: EffectSettings) -> tuple[str, list[str]]:
     fitted = summary["fitted_doses"]
+    if summary["n_doses"] < MIN_DOSES:
+        return "no effect", [f"Only {summary['n_doses']} doses were run; a fit needs {MIN_DOSES}."]
     if len(fitted) < MIN_DOSES:
         return "collapsed", [
             f"Only {len(fitted)} doses keep the perplexity ratio within {settings.max_ppl_ratio:g}; a fit needs "

@@ -4,15 +4,16 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import InputError, RunError
+from steerlab.core.errors import InputError, PlanError, RunError, SteerlabError
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
+from steerlab.core.seeds import check_seed
 from steerlab.core.shipped import neutral_text
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike, as_prompts
@@ -86,7 +87,7 @@ class Experiment:
             raise InputError(f"model is a name, a directory or an engine, got {type(model).__name__}.")
         self.name = name
         self.backend = backend
-        self.seed = seed
+        self.seed = int(cast("int", check_seed(seed, 1)))
         self.path = Path(root) / name
         self.results = Results()
         self._owns_directory = False
@@ -162,9 +163,9 @@ class Experiment:
         """
         run_doses = check_doses(doses)
         metric_name, measure = find_metric(metric)
-        if max_ppl_ratio < 1:
+        if not max_ppl_ratio >= 1:
             raise InputError(f"max_ppl_ratio is a factor of at least 1, got {max_ppl_ratio!r}.")
-        resolved = plan.check(self.engine.info).resolved(self.engine.median_norm)
+        resolved = self._resolved(plan)
         cost = perplexity_cost(self.engine, resolved, self._neutral(neutral), run_doses)
         real = Arm("vector", 0, resolved)
         rows = sweep(self.engine, [(real, dose) for dose in run_doses], targets, measure, description="doses")
@@ -200,7 +201,7 @@ class Experiment:
         Returns:
             A row per dose: `dose`, `nll`, `perplexity`, `ppl_ratio`, `num_tokens`, `plan_hash`.
         """
-        resolved = plan.check(self.engine.info).resolved(self.engine.median_norm)
+        resolved = self._resolved(plan)
         frame = perplexity_cost(self.engine, resolved, self._neutral(texts), sorted(float(d) for d in doses))
         frame["plan_hash"] = plan.hash
         self.results.costs.append(frame)
@@ -246,8 +247,12 @@ class Experiment:
             A row per prompt, sample and dose: `prompt_index`, `sample_index`, `prompt`, `dose`, `text`, `num_tokens`,
             `finish_reason`, `log_prob`, `log_q`, `plan_hash`, `policy`.
         """
+        prompts = as_prompts(prompts)
+        run_doses = sorted(float(d) for d in doses)
+        if not run_doses:
+            raise InputError("There are no doses to generate at; pass at least one.")
         frames = []
-        for dose in sorted(float(d) for d in doses):
+        for dose in run_doses:
             made = self.engine.generate(
                 prompts,
                 plan=None if dose == 0 else plan.scaled(dose),
@@ -313,7 +318,16 @@ class Experiment:
         path = Path(path)
         if not (path / storage.RUN_FILE).is_file():
             raise RunError(f"{path} is not a run directory: it has no {storage.RUN_FILE}. Experiment.save writes one.")
-        run = storage.read_json(path / storage.RUN_FILE)
+        try:
+            return cls._opened(path, storage.read_json(path / storage.RUN_FILE))
+        except RunError:
+            raise
+        except (SteerlabError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"The run in {path} is damaged: {type(error).__name__}: {error}.") from error
+
+    @classmethod
+    def _opened(cls, path: Path, run: dict[str, Any]) -> "Experiment":
+        """The experiment that a run directory states."""
         if run.get("format") != storage.FORMAT:
             raise RunError(f"{path} has run format {run.get('format')!r}; this version reads {storage.FORMAT}.")
         options = run["load_options"]
@@ -347,6 +361,11 @@ class Experiment:
         if not self.results.effects:
             raise RunError("There is nothing to report yet; measure an effect first.")
         return write_report(self, self.path / "report.html" if path is None else Path(path))
+
+    def _resolved(self, plan: Plan) -> Plan:
+        if not isinstance(plan, Plan):
+            raise PlanError(f"This takes a Plan, got {type(plan).__name__}; wrap edits in Plan().")
+        return plan.check(self.engine.info).resolved(self.engine.median_norm, self.engine.info.weights_hash)
 
     def _frames(self, kind: str) -> list[pd.DataFrame]:
         results = self.results

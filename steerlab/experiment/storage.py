@@ -93,6 +93,8 @@ def read_effect(folder: Path) -> Effect:
         RunError: if a file is missing or damaged.
     """
     stated = read_json(folder / "effect.json")
+    if stated["settings"]["max_ppl_ratio"] is None:  # JSON has no infinity
+        stated["settings"]["max_ppl_ratio"] = math.inf
     return Effect(
         rows=read_frame(folder / "rows.parquet"),
         cost=read_frame(folder / "cost.parquet"),

@@ -1,6 +1,7 @@
 """Sweeps: the metric of every item, for every arm and dose."""
 
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 import pandas as pd
@@ -33,9 +34,12 @@ def check_doses(doses: Sequence[float]) -> list[float]:
     Raises:
         InputError: otherwise.
     """
-    values = [float(dose) for dose in doses]
+    try:
+        values = [] if isinstance(doses, str) else [float(dose) for dose in doses]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"doses are two or more distinct finite numbers, got {doses!r}.") from error
     if len(values) < 2 or len(set(values)) < len(values) or not np.isfinite(values).all():
-        raise InputError(f"doses are two or more distinct finite numbers, got {list(doses)!r}.")
+        raise InputError(f"doses are two or more distinct finite numbers, got {doses!r}.")
     return sorted(values)
 
 
@@ -71,7 +75,7 @@ def _cell(engine: Engine, arm: Arm, dose: float, targets: Targets, metric: Metri
                 dose,
                 index,
                 item.group,
-                metric(positive, negative),
+                _value(metric, positive, negative, index),
                 float(positive.mean()),
                 float(negative.mean()),
                 float(edited[start:stop].mean()),
@@ -81,3 +85,10 @@ def _cell(engine: Engine, arm: Arm, dose: float, targets: Targets, metric: Metri
         )
         start = stop
     return rows
+
+
+def _value(metric: Metric, positive: np.ndarray, negative: np.ndarray, item: int) -> float:
+    value = metric(positive, negative)
+    if not isinstance(value, Real) or not np.isfinite(float(value)):
+        raise InputError(f"The metric gave {value!r} for item {item}; it must give a finite number.")
+    return float(value)

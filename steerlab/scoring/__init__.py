@@ -1,5 +1,5 @@
 """Scoring whole texts on any engine: perplexity in sliding windows."""
 
-from steerlab.scoring.sliding import Perplexity, perplexity, text_nlls
+from steerlab.scoring.sliding import Perplexity, TextWindow, perplexity, text_nlls, text_windows
 
-__all__ = ["Perplexity", "perplexity", "text_nlls"]
+__all__ = ["Perplexity", "TextWindow", "perplexity", "text_nlls", "text_windows"]

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import InputError, PromptError
+from steerlab.core.errors import InputError, PlanError, PromptError
 from steerlab.core.results import exp_or_inf
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
+from steerlab.steering.where import RowPositions
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,9 @@ def perplexity(
 ) -> Perplexity:
     """Perplexity of one text: exp(Σ nll / N) over all its tokens but the first.
 
-    With a plan the first token of each window counts as the prompt and the rest as generated, so that the default
-    positions edit every token.
+    With a plan the text's first token counts as the prompt and the rest as generated, so that the default positions
+    edit every token. Positions that would mean something else in a later window (`index`, `prompt`, a stretch of
+    `generated`) are refused if the text needs several windows.
 
     Args:
         engine: the engine to score with.
@@ -123,6 +126,7 @@ def perplexity(
     Raises:
         PromptError: for a text too short to score, or several texts.
         InputError: for a context or stride outside its range, or `bos_each_window` on a model without BOS.
+        PlanError: for positions that several windows cannot honour.
     """
     if isinstance(text_or_ids, str) and not text_or_ids:
         raise PromptError("The text is empty; there is nothing to score.")
@@ -143,28 +147,91 @@ def perplexity(
         raise PromptError(f"The text has {len(ids)} tokens; perplexity needs at least two.")
     inner = context - len(prefix)
     windows = sliding_windows(len(ids), inner, min(step, inner), score_first=bos_each_window)
+    if plan is not None and len(windows) > 1:
+        _check_positions(plan, windows, len(ids), len(prefix))
     nlls = _window_nlls(engine, [(prefix + ids[w.start : w.stop], w.stop - w.first_scored) for w in windows], plan)
     num_bytes = _num_bytes(engine, ids) - (0 if bos_each_window else _num_bytes(engine, ids[:1]))
     return _summary(np.concatenate(nlls), num_bytes, context, step)
 
 
-def text_nlls(engine: Engine, texts: Sequence[PromptLike], *, plan: Any = None) -> list[np.ndarray]:
-    """Negative log-probability in nats of every token but the first, for many texts that each fit the context.
+@dataclass(frozen=True)
+class TextWindow:
+    """A window of one of several texts.
+
+    Attributes:
+        text: which text.
+        ids: the tokens that are run.
+        first_scored: absolute position, in the text, of the first token scored here.
+        n_scored: how many of the last tokens are scored.
+    """
+
+    text: int
+    ids: tuple[int, ...]
+    first_scored: int
+    n_scored: int
+
+    @property
+    def place(self) -> Window:
+        """The stretch of the text that it is."""
+        stop = self.first_scored + self.n_scored
+        return Window(stop - len(self.ids), self.first_scored, stop)
+
+
+def text_windows(engine: Engine, texts: Sequence[PromptLike]) -> list[TextWindow]:
+    """Windows as long as the model's context that together score every token of every text but its first.
 
     Raises:
         PromptError: for a text of fewer than two tokens.
     """
-    rows = [encode_prompt(engine.tokenizer, text, d_vocab=engine.info.d_vocab).token_ids for text in texts]
-    for index, ids in enumerate(rows):
+    found = []
+    for index, text in enumerate(texts):
+        ids = encode_prompt(engine.tokenizer, text, d_vocab=engine.info.d_vocab).token_ids
         if len(ids) < 2:
             raise PromptError(f"Text {index} has {len(ids)} token; scoring needs at least two.")
-    return _window_nlls(engine, [(ids, len(ids) - 1) for ids in rows], plan)
+        context = engine.info.context_length
+        for w in sliding_windows(len(ids), context, context):
+            found.append(TextWindow(index, ids[w.start : w.stop], w.first_scored, w.stop - w.first_scored))
+    return found
+
+
+def text_nlls(engine: Engine, texts: Sequence[PromptLike], *, plan: Any = None) -> list[np.ndarray]:
+    """Negative log-probability in nats of every token but the first, for many texts; long ones run in windows.
+
+    Raises:
+        PromptError: for a text of fewer than two tokens.
+        PlanError: for positions that the windows of a long text cannot honour.
+    """
+    windows = text_windows(engine, texts)
+    if plan is not None:
+        for index in range(len(texts)):
+            parts = [window.place for window in windows if window.text == index]
+            if len(parts) > 1:
+                _check_positions(plan, parts, parts[-1].stop, 0)
+    nlls = _window_nlls(engine, [(window.ids, window.n_scored) for window in windows], plan)
+    return [
+        np.concatenate([part for part, window in zip(nlls, windows, strict=True) if window.text == index])
+        for index in range(len(texts))
+    ]
 
 
 def _window_nlls(engine: Engine, windows: Sequence[tuple[tuple[int, ...], int]], plan: Any) -> list[np.ndarray]:
     """The last n negative log-probabilities of each (ids, n); a window's first token is its prompt."""
     scores = engine.score([ids[:1] for ids, _ in windows], [[ids[1:]] for ids, _ in windows], plan=plan)
     return [-np.array(score.token_log_probs)[-n:] for score, (_, n) in zip(scores, windows, strict=True)]
+
+
+def _check_positions(plan: Any, windows: Sequence[Window], n_tokens: int, n_prefix: int) -> None:
+    """Nothing, if every edit acts on the same tokens in the windows as it would in the whole text."""
+    whole = RowPositions.of_rows([n_tokens + n_prefix], [1])
+    for edit in plan:
+        wanted = edit.where.resolve(whole)[0, n_prefix:]
+        for window in windows:
+            rows = RowPositions.of_rows([window.stop - window.start + n_prefix], [1])
+            if not torch.equal(edit.where.resolve(rows)[0, n_prefix:-1], wanted[window.start : window.stop - 1]):
+                raise PlanError(
+                    f"{edit} depends on the place in the text, which {len(windows)} windows cannot keep; score a text "
+                    "that fits one window, or edit where.all()."
+                )
 
 
 def _bos(engine: Engine) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def assign_plans(
             )
         key = None if one is None else one.hash
         if key not in ready:
-            checked = Plan() if one is None else one.check(info).resolved(median_norm)
+            checked = Plan() if one is None else one.check(info).resolved(median_norm, info.weights_hash)
             ready[key] = AssignedPlan(checked, key)
     return [ready[None if one is None else one.hash] for one in given]
 

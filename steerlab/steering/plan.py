@@ -106,18 +106,25 @@ class Plan:
         """The same edits along other vectors, e.g. a control's."""
         return Plan(*(edit.with_vector(change(edit.vector)) for edit in self.edits))
 
-    def resolved(self, median_norm: Callable[[int, str], float]) -> "Plan":
+    def resolved(self, median_norm: Callable[[int, str], float], weights_hash: str | None = None) -> "Plan":
         """The plan with every dose tied to a median norm; edits that have one keep it.
 
         Args:
             median_norm: from layer and site to the stream's median norm, e.g. an engine's `median_norm`.
+            weights_hash: of the model it will run on; a norm that came with a vector of other weights is measured anew.
         """
-        if not any(edit.needs_median_norm and edit.median_norm is None for edit in self.edits):
+
+        def open_dose(edit: Edit) -> bool:
+            origin = edit.vector.card.weights_hash
+            elsewhere = weights_hash is not None and origin is not None and origin != weights_hash
+            return edit.needs_median_norm and (edit.median_norm is None or elsewhere)
+
+        if not any(map(open_dose, self.edits)):
             return self
         return Plan(
             *(
                 edit.with_median_norm(median_norm(edit.hook_point.layer, edit.hook_point.site))
-                if edit.needs_median_norm and edit.median_norm is None
+                if open_dose(edit)
                 else edit
                 for edit in self.edits
             )
@@ -149,9 +156,7 @@ class Plan:
         Args:
             engine: the engine whose model the hooks will run on.
         """
-        from steerlab.steering.run import whole_prompt_hooks
-
-        return whole_prompt_hooks(self.check(engine.info).resolved(engine.median_norm))
+        return engine.hooks_of(self.check(engine.info).resolved(engine.median_norm, engine.info.weights_hash))
 
     def to_json(self) -> str:
         """Everything needed to rebuild the plan, vectors included, as JSON text."""

@@ -5,8 +5,8 @@ An engine makes a `PlanRun` for a batch of rows, tells it before each forward pa
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -160,21 +160,6 @@ class PlanRun:
             )
             made.append(Receipt(prompt_indices[row], row_indices[row], plan_hash, entries).check())
         return made
-
-
-def whole_prompt_hooks(plan: Plan) -> list[tuple[str, Callable[..., Any]]]:
-    """(hook name, function) pairs that treat each call as whole prompts without padding or cache."""
-
-    def hook_for(point: HookPoint) -> Callable[..., Any]:
-        def hook(value: Tensor, hook: Any = None) -> Tensor:
-            n_rows, n_pos = value.shape[:2]
-            run = PlanRun(plan, n_rows)
-            run.begin(RowPositions.of_rows([n_pos] * n_rows, [n_pos] * n_rows, value.device))
-            return run.edit(point, value)
-
-        return hook
-
-    return [(point.name, hook_for(point)) for point in plan.hook_points]
 
 
 def _alike(passes: Sequence[Tally]) -> list[list[Tally]]:

@@ -3,6 +3,7 @@ import stat
 
 import pytest
 
+from steerlab.core.errors import InputError
 from steerlab.core.files import write_atomic
 
 
@@ -19,7 +20,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         raise OSError("disk full")
 
     monkeypatch.setattr(os, step, fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(InputError, match="disk full"):
         write_atomic(path, "new")
     monkeypatch.undo()
     assert path.read_text() == "old"

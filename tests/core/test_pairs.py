@@ -133,3 +133,18 @@ def test_balanced_flips_reach_every_pair_and_both_sides_of_an_odd_one():
     draws = np.array([balanced_flips(list("aaab"), np.random.default_rng(s)) for s in range(200)])
     assert draws.any(axis=0).all()
     assert (~draws).any(axis=0).all()
+
+
+@pytest.mark.parametrize("groups", ["abcdefgh", "aaabbb", "aabbcd", "ab"])
+def test_flips_balance_over_all_pairs_when_groups_cannot(groups):
+    for seed in range(20):
+        flips = balanced_flips(list(groups), np.random.default_rng(seed))
+        assert sum(flips) == len(groups) // 2
+        for name in set(groups):
+            inside = [flip for flip, group in zip(flips, groups, strict=True) if group == name]
+            assert abs(2 * sum(inside) - len(inside)) <= 1
+
+
+def test_one_string_is_not_a_list_of_prompts():
+    with pytest.raises(DataError, match="two lists"):
+        ContrastPairs.from_lists("abc", "abd")

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import steerlab as sl
-from steerlab.core.errors import InputError, RunError
+from steerlab.core.errors import InputError, PolicyError, RunError
 
 PAIRS = sl.ContrastPairs.from_lists(
     ["the cat ran home", "a dog sat down", "the bird flew off", "a fish swam by"],
@@ -181,3 +181,42 @@ def test_doses_are_checked(experiment: sl.Experiment, doses: list[float]) -> Non
     plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0))
     with pytest.raises(InputError, match="distinct finite"):
         experiment.effect(plan, TARGETS, doses)
+
+
+def test_one_bare_prompt_is_one_prompt(experiment: sl.Experiment) -> None:
+    plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=0.1))
+    frame = sl.Experiment("bare", experiment.engine).generate(plan, "the cat ran", max_new_tokens=2)
+    assert frame.prompt.tolist() == ["the cat ran"] * 2
+
+
+def test_entropy_refuses_a_penalty_it_cannot_apply(experiment: sl.Experiment) -> None:
+    plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=0.1))
+    with pytest.raises(PolicyError, match="repetition_penalty"):
+        experiment.entropy(plan, TEXTS, policy=sl.SamplingPolicy(repetition_penalty=2.0))
+
+
+def test_no_bound_on_the_cost_survives_saving(experiment: sl.Experiment, tmp_path: Path) -> None:
+    exp = sl.Experiment("unbounded", experiment.engine, root=tmp_path)
+    plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0))
+    options = {"controls": sl.Controls(random=0), "neutral": TEXTS}
+    exp.effect(plan, TARGETS, DOSES, max_ppl_ratio=float("inf"), **options)
+    assert sl.Experiment.load(exp.save()).effects[0].settings.max_ppl_ratio == float("inf")
+    with pytest.raises(InputError, match="max_ppl_ratio"):
+        exp.effect(plan, TARGETS, DOSES, max_ppl_ratio=float("nan"), **options)
+    with pytest.raises(InputError, match="item 0"):
+        exp.effect(plan, TARGETS, DOSES, metric=lambda p, n: float("nan"), **options)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"format": 1}'])
+def test_a_run_file_that_is_not_one_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(RunError, match="damaged"):
+        sl.Experiment.load(tmp_path)
+
+
+def test_a_dose_is_measured_on_the_model_it_runs_on(experiment: sl.Experiment, tiny_gpt2_engine: sl.LensEngine) -> None:
+    plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0))
+    own = plan.edits[0].median_norm
+    elsewhere = plan.resolved(tiny_gpt2_engine.median_norm, tiny_gpt2_engine.info.weights_hash)
+    assert plan.resolved(experiment.engine.median_norm, experiment.engine.info.weights_hash) == plan
+    assert elsewhere.edits[0].median_norm == tiny_gpt2_engine.median_norm(1) != own

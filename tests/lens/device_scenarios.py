@@ -7,6 +7,7 @@ each named scenario found; one that raised gives its traceback under "error". `S
 import json
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -321,6 +322,20 @@ def transfers_of_prefill(models: Models, log: list[Transfer]) -> Any:
     return {"runs": found, **shape}
 
 
+def kept_between_steps(models: Models, log: list[Transfer]) -> Any:
+    """How many earlier steps' activations are still there, asked at each step where the stream leaves a device."""
+    engine = models.spread("llama", 2)
+    seen: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def watch(value: torch.Tensor, hook: Any) -> None:
+        alive.append(sum(reference() is not None for reference in seen))
+        seen.append(weakref.ref(value))
+
+    hooked_generate(engine.model, torch.tensor(EQUAL), NEW, "blocks.1.hook_resid_post", watch, engine="fast")
+    return {"alive": alive}
+
+
 SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -338,6 +353,7 @@ SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {
         transfers_per_step,
         transfers_of_capture,
         transfers_of_prefill,
+        kept_between_steps,
     )
 }
 

@@ -26,7 +26,7 @@ SAME = [
     "vector_elsewhere",
 ]
 CLOSE = ["scores", "activations"]
-COUNTED = ["transfers_per_step", "transfers_of_capture", "transfers_of_prefill"]
+COUNTED = ["transfers_per_step", "transfers_of_capture", "transfers_of_prefill", "kept_between_steps"]
 
 pytestmark = [
     pytest.mark.slow,
@@ -122,3 +122,8 @@ def test_only_the_last_position_comes_back_from_the_prompts(found: Any) -> None:
 def test_the_host_gets_no_logits(found: Any) -> None:
     for run in found["runs"]:
         assert max(run["to_host"]) <= found["n_rows"], run
+
+
+@scenario("kept_between_steps")
+def test_copies_of_earlier_steps_are_let_go(found: Any) -> None:
+    assert set(found["alive"]) == {0}

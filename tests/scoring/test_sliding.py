@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 import steerlab as sl
-from steerlab.core.errors import ContextLengthError, InputError, PromptError
+from steerlab.core.errors import InputError, PlanError, PromptError
 from steerlab.scoring import Perplexity, text_nlls
 from steerlab.scoring.sliding import sliding_windows
 from tests.tiny_models import SENTENCES
@@ -198,5 +198,27 @@ def test_text_nlls_equal_perplexity_of_each(tiny_llama_engine):
 def test_text_nlls_refuse_what_cannot_be_scored(tiny_llama_engine):
     with pytest.raises(PromptError, match="Text 1"):
         text_nlls(tiny_llama_engine, [SENTENCES[0], [5]])
-    with pytest.raises(ContextLengthError):
-        text_nlls(tiny_llama_engine, [[5] * 300])
+    plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(torch.ones(64), layer=1), coef=1.0, where=sl.where.index(3)))
+    assert len(text_nlls(tiny_llama_engine, [[5] * 200], plan=plan)[0]) == 199
+    with pytest.raises(PlanError, match="windows"):
+        text_nlls(tiny_llama_engine, [[5] * 300], plan=plan)
+
+
+def test_positions_that_windows_cannot_keep_are_refused(tiny_llama_engine):
+    vector = sl.SteeringVector.from_tensor(torch.ones(64), layer=1)
+    text = "the cat ran home " * 30
+    for where in (sl.where.index(3), sl.where.prompt(), sl.where.generated(after=2, until=4)):
+        plan = sl.Plan(sl.add(vector, coef=1.0, where=where))
+        with pytest.raises(PlanError, match="windows"):
+            sl.perplexity(tiny_llama_engine, text, context_length=32, stride=16, plan=plan)
+    plan = sl.Plan(sl.add(vector, coef=1.0))
+    assert sl.perplexity(tiny_llama_engine, text, context_length=32, stride=16, plan=plan).num_tokens > 32
+
+
+def test_long_texts_lose_no_token(tiny_llama_engine):
+    text = "the cat ran home " * 100
+    ids = tiny_llama_engine.tokenizer(text)["input_ids"]
+    assert len(ids) > tiny_llama_engine.info.context_length
+    (nlls,) = text_nlls(tiny_llama_engine, [text])
+    assert len(nlls) == len(ids) - 1
+    assert nlls == pytest.approx(sl.perplexity(tiny_llama_engine, text).token_nlls, abs=1e-4)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save as save_safetensors
 
-from steerlab.core.errors import VectorFileError
+from steerlab.core.errors import InputError, VectorFileError
 from steerlab.core.hook_points import HookPoint
 from steerlab.steering.files import load_vectors, save_vectors
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
@@ -59,7 +59,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(InputError, match="disk full"):
         vector().scaled(2.0).save(path)
     monkeypatch.undo()
     assert path.read_bytes() == before

@@ -8,7 +8,7 @@ from steerlab.core.errors import ReceiptError
 from steerlab.core.hook_points import HookPoint
 from steerlab.steering.plan import Plan
 from steerlab.steering.receipts import EditReceipt, Receipt
-from steerlab.steering.run import PlanRun, whole_prompt_hooks
+from steerlab.steering.run import PlanRun
 from steerlab.steering.vectors import SteeringVector
 from steerlab.steering.where import RowPositions
 
@@ -165,11 +165,3 @@ def test_counts_add_up_over_decoding_passes_and_continued_rows():
 
 def test_an_empty_plan_has_empty_receipts():
     assert [r.edits for r in receipts(PlanRun(Plan(), 2))] == [(), ()]
-
-
-def test_whole_prompt_hooks_act_at_absolute_positions_of_each_call():
-    ((name, hook),) = whole_prompt_hooks(Plan(sl.add(V, coef=1.0, where=sl.where.index(1) | sl.where.last_prompt())))
-    assert name == "blocks.1.hook_resid_post"
-    for length in (4, 2):
-        change = hook(torch.zeros(1, length, 2), hook=None)[0].norm(dim=-1)
-        assert change.nonzero()[:, 0].tolist() == sorted({1, length - 1})

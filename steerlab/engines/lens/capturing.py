@@ -8,8 +8,11 @@ from torch import Tensor
 
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.lens.step import Step, current_step
+from steerlab.steering.plan import Plan
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import Where
+from steerlab.steering.where import RowPositions, Where
+
+HookPair = tuple[str, Callable[..., Any]]
 
 
 class Capture:
@@ -120,36 +123,49 @@ class KeepLast:
         return list(self._last.cpu())
 
 
-def plan_hooks(run: PlanRun) -> list[tuple[str, Callable[..., Any]]]:
+def plan_hooks(run: PlanRun) -> list[HookPair]:
     """(hook name, function) pairs that carry out a plan.
 
     TransformerLens hooks `resid_mid` where the MLP branch reads it, after the residual connection was taken. An
     edit there is therefore carried to the layer's output too, so that it is an edit of the stream.
     """
-    middle = [point for point in run.hook_points if point.site == "resid_mid"]
-    others = [point for point in run.hook_points if point.site != "resid_mid"]
-    carried = [pair for point in middle for pair in _carrying(run, point)]
-    return carried + [(point.name, _editor(run, point)) for point in others]
+    return _edit_pairs(run.hook_points, run.edit)
 
 
-def _editor(run: PlanRun, point: HookPoint) -> Callable[..., Any]:
-    def edit(value: Tensor, hook: Any = None) -> Tensor:
+def whole_prompt_hooks(plan: Plan) -> list[HookPair]:
+    """(hook name, function) pairs for calls that each hold whole prompts, without padding or cache."""
+
+    def edit(point: HookPoint, value: Tensor) -> Tensor:
+        n_rows, n_pos = value.shape[:2]
+        run = PlanRun(plan, n_rows)
+        run.begin(RowPositions.of_rows([n_pos] * n_rows, [n_pos] * n_rows, value.device))
         return run.edit(point, value)
 
-    return edit
+    return _edit_pairs(plan.hook_points, edit)
 
 
-def _carrying(run: PlanRun, point: HookPoint) -> list[tuple[str, Callable[..., Any]]]:
+def _edit_pairs(points: Sequence[HookPoint], edit: Callable[[HookPoint, Tensor], Tensor]) -> list[HookPair]:
+    middle = [pair for point in points if point.site == "resid_mid" for pair in _carrying(point, edit)]
+    return middle + [(point.name, _editor(point, edit)) for point in points if point.site != "resid_mid"]
+
+
+def _editor(point: HookPoint, edit: Callable[[HookPoint, Tensor], Tensor]) -> Callable[..., Any]:
+    def hook(value: Tensor, hook: Any = None) -> Tensor:
+        return edit(point, value)
+
+    return hook
+
+
+def _carrying(point: HookPoint, edit: Callable[[HookPoint, Tensor], Tensor]) -> list[HookPair]:
     """An edit at `resid_mid`, and its carriage past the MLP."""
     delta: list[Tensor] = []
 
-    def edit(value: Tensor, hook: Any = None) -> Tensor:
-        edited = run.edit(point, value)
+    def change(value: Tensor, hook: Any = None) -> Tensor:
+        edited = edit(point, value)
         delta.append(edited - value)
         return edited
 
     def carry(value: Tensor, hook: Any = None) -> Tensor:
-        moved = delta.pop()
-        return value + moved.to(value.device)
+        return value + delta.pop().to(value.device)
 
-    return [(point.name, edit), (HookPoint(point.layer, "resid_post").name, carry)]
+    return [(point.name, change), (HookPoint(point.layer, "resid_post").name, carry)]

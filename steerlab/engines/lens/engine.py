@@ -20,9 +20,9 @@ from steerlab.core.shipped import reference_text
 from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capture_task import CaptureTask, check_where
-from steerlab.engines.lens.capturing import plan_hooks
+from steerlab.engines.lens.capturing import HookPair, plan_hooks, whole_prompt_hooks
 from steerlab.engines.lens.encoding import Encoder
-from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules
+from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules, stop_strings
 from steerlab.engines.lens.info import describe_model
 from steerlab.engines.lens.rows import Rows, left_padded
 from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
@@ -140,7 +140,7 @@ class LensEngine:
         """
         encoded = self._encoder.prompts(prompts, chat)
         check_seed(seed, len(encoded))
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        strings = stop_strings(stop)
         task = GenerationTask(
             bridge=self.model,
             tokenizer=self.tokenizer,
@@ -191,7 +191,7 @@ class LensEngine:
         """
         encoded = self._encoder.prompts([prompt] if not isinstance(prompt, str) else prompt, chat)
         check_seed(seed, 1)
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        strings = stop_strings(stop)
         rules = stop_rules(self.model, self.tokenizer, strings, max_new_tokens)
         task = GenerationTask(bridge=self.model, tokenizer=self.tokenizer, policy=policy, rules=rules, engine=engine)
         self._encoder.check_lengths([len(encoded[0].token_ids) + max_new_tokens], "prompt and new tokens")
@@ -353,6 +353,10 @@ class LensEngine:
         self.receipts = [task.receipts[job.row_index] for job in jobs]
         return task.activations(site, jobs)
 
+    def hooks_of(self, plan: Plan) -> list[HookPair]:
+        """A resolved plan as (hook name, function) pairs for the bridge; see `Plan.hooks`."""
+        return whole_prompt_hooks(plan)
+
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream at a hook point, over the shipped reference text, position 0 left out.
 
@@ -379,6 +383,8 @@ class LensEngine:
 
     @property
     def _encoder(self) -> Encoder:
+        if self.model is None:
+            raise InputError("This engine is closed; load the model again.")
         return Encoder(self.tokenizer, self.info)
 
 

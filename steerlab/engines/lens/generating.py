@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerlab.core.errors import InputError
+from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, row_key, uniforms
@@ -56,6 +56,18 @@ def generation_jobs(
     ]
 
 
+def stop_strings(stop: Any) -> tuple[str, ...]:
+    """Stop strings as a tuple.
+
+    Raises:
+        InputError: for something that is neither a string nor a list of strings.
+    """
+    found = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple | set) else None
+    if found is None or not all(isinstance(string, str) for string in found):
+        raise InputError(f"stop takes a string or a list of strings, got {stop!r:.80}.")
+    return found
+
+
 def stop_rules(bridge: Any, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
     """When rows end.
 
@@ -92,6 +104,10 @@ class GenerationTask:
     outputs: dict[int, RowOutput] = field(default_factory=dict)
     receipts: dict[int, Receipt] = field(default_factory=dict)
     engine_used: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, SamplingPolicy):
+            raise PolicyError(f"policy takes a SamplingPolicy, got {self.policy!r:.80}.")
 
     def run(
         self,

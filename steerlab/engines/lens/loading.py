@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from steerlab.core.errors import InputError
+from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.engines.lens.engine import LensEngine
 from steerlab.models import resolve
 
@@ -44,6 +44,8 @@ def load(
     Examples:
         >>> engine = load("smollm2-135m")  # doctest: +SKIP
     """
+    if model is None:
+        raise InputError("load takes a model's name, a directory or a TransformerBridge, got None.")
     if not isinstance(model, str | Path):
         return LensEngine(model, tokenizer or _tokenizer_of(model), batch_tokens=batch_tokens)
     placement = _placement(device, n_devices, device_map)
@@ -51,11 +53,19 @@ def load(
     from transformer_lens.model_bridge import TransformerBridge
 
     logging.getLogger("transformer_lens").setLevel(logging.ERROR)
-    bridge = TransformerBridge.boot_transformers(str(found.path), dtype=_dtype(dtype), **placement)
+    wanted = _dtype(dtype)
+    try:
+        bridge = TransformerBridge.boot_transformers(str(found.path), dtype=wanted, **placement)
+        own_tokenizer = tokenizer or _read_tokenizer(str(found.path))
+    except Exception as error:  # whatever the libraries raise over damaged or unsupported files
+        raise ModelNotFoundError(
+            f"The model in {found.path} cannot be loaded: {type(error).__name__}: {error}. Check that its files are "
+            "whole and that TransformerLens supports its family."
+        ) from error
     bridge.eval()
     return LensEngine(
         bridge,
-        tokenizer or _read_tokenizer(str(found.path)),
+        own_tokenizer,
         name=found.name,
         path=found.path,
         revision=found.revision,
@@ -101,4 +111,16 @@ def _placement(device: Any, n_devices: int, device_map: Any) -> dict[str, Any]:
         if available < n_devices:
             raise InputError(f"n_devices={n_devices}, but this machine has {available} GPUs that torch can use.")
         return {"n_devices": n_devices}
-    return {"device": device or ("cuda" if torch.cuda.is_available() else "cpu")}
+    return {"device": _device(device)}
+
+
+def _device(device: Any) -> str:
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"Unknown device {device!r}; use 'cpu', 'cuda' or 'cuda:0'.") from error
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device={device!r}, but torch can use {torch.cuda.device_count()} GPUs here.")
+    return str(device)

@@ -1,0 +1,24 @@
+import torch
+
+import steerlab as sl
+from steerlab.engines.lens.capturing import whole_prompt_hooks
+
+V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
+
+
+def test_whole_prompt_hooks_act_at_absolute_positions_of_each_call():
+    plan = sl.Plan(sl.add(V, coef=1.0, where=sl.where.index(1) | sl.where.last_prompt()))
+    ((name, hook),) = whole_prompt_hooks(plan)
+    assert name == "blocks.1.hook_resid_post"
+    for length in (4, 2):
+        change = hook(torch.zeros(1, length, 2), hook=None)[0].norm(dim=-1)
+        assert change.nonzero()[:, 0].tolist() == sorted({1, length - 1})
+
+
+def test_an_edit_at_resid_mid_is_carried_past_the_mlp():
+    plan = sl.Plan(sl.add(V.at(1, "resid_mid"), coef=1.0, where=sl.where.all()))
+    (_, change), (name, carry) = whole_prompt_hooks(plan)
+    assert name == "blocks.1.hook_resid_post"
+    stream = torch.ones(1, 2, 2)
+    assert torch.equal(change(stream, hook=None) - stream, V.values.expand(1, 2, 2))
+    assert torch.equal(carry(stream, hook=None) - stream, V.values.expand(1, 2, 2))
