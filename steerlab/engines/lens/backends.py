@@ -8,7 +8,7 @@ the residual stream and the two sublayers' outputs can still be hooked. Hooks ha
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from steerlab.core.errors import HookPointError, InputError, VectorShapeError
 from steerlab.core.hook_points import SITES
 from steerlab.engines.lens.crossing import memoised_crossings
-from steerlab.engines.lens.hooking import attached, find_hook_point, hook_points
+from steerlab.engines.lens.hooking import all_heard, attached, find_hook_point, hook_points
 from steerlab.engines.lens.shadow import Shadow
 
 EngineName = Literal["auto", "bridge", "fast", "compiled"]
@@ -87,30 +87,18 @@ class FastBackend(Backend):
         self.attention = attention_kernel(bridge, attention)
         self.model = self.shadow.model
 
-    def can_hook(self, name: str) -> bool:
-        """Whether this hook point exists on the shadow."""
-        return find_hook_point(self.bridge, name).name in plain_points(self.bridge)
-
     @contextmanager
     def attached(self, hooks: Sequence[HookPair]) -> Iterator[None]:
         """See `Backend.attached`."""
         self.shadow.set_attention(self.attention)
-        fired: set[str] = set()
-        handles = []
         blocks = [self.shadow.of(block) for block in self.bridge.blocks]
-        try:
-            for name, function in hooks:
-                handles.append(self._install(name, keeping_form(function), fired))
-            with memoised_crossings(self.model, blocks):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-        silent = {name for name, _ in hooks} - fired
-        if silent:
-            raise HookPointError(f"These hook points never fired on this model: {', '.join(sorted(silent))}.")
+        with all_heard([(name, keeping_form(function)) for name, function in hooks]) as listening, ExitStack() as stack:
+            for name, function in listening:
+                stack.callback(self._install(name, function).remove)
+            stack.enter_context(memoised_crossings(self.model, blocks))
+            yield
 
-    def _install(self, name: str, function: Callable[..., Any], fired: set[str]) -> Any:
+    def _install(self, name: str, function: Callable[..., Any]) -> Any:
         point = PlainPoint(find_hook_point(self.bridge, name).name)
         wrapper = plain_points(self.bridge).get(point.name)
         if wrapper is None:
@@ -118,7 +106,6 @@ class FastBackend(Backend):
         module = self.shadow.of(wrapper)
 
         def edit(value: Tensor) -> Tensor | None:
-            fired.add(name)
             return function(value, hook=point)
 
         return install_input_hook(module, edit) if point.name.endswith("hook_in") else install_output_hook(module, edit)
