@@ -1,6 +1,8 @@
 """Receipts: what a plan really edited, counted inside the operator."""
 
 import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steerlab.core.errors import ReceiptError
@@ -76,3 +78,21 @@ class Receipt:
                     f"and edited {edit.edited}. The result cannot be trusted; another hook may skip or repeat it."
                 )
         return self
+
+
+def warn_if_idle(receipts: Sequence[Receipt]) -> None:
+    """Warns of an edit whose positions selected no token in any row of a call, so that it did nothing there."""
+    found: dict[tuple[str | None, int], int] = {}
+    for receipt in receipts:
+        for index, edit in enumerate(receipt.edits):
+            key = (receipt.plan_hash, index)
+            found[key] = found.get(key, 0) + edit.expected
+    idle = [(plan, index) for (plan, index), expected in found.items() if expected == 0]
+    for plan, index in idle:
+        edit = next(receipt for receipt in receipts if receipt.plan_hash == plan).edits[index]
+        warnings.warn(
+            f"{edit.operator} at {edit.hook_point} selects no token in any row of this call, so it changed nothing; "
+            "check its positions.",
+            UserWarning,
+            stacklevel=4,
+        )

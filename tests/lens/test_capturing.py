@@ -1,3 +1,6 @@
+import warnings
+
+import pytest
 import torch
 
 import steerlab as sl
@@ -22,3 +25,16 @@ def test_an_edit_at_resid_mid_is_carried_past_the_mlp():
     stream = torch.ones(1, 2, 2)
     assert torch.equal(change(stream, hook=None) - stream, V.values.expand(1, 2, 2))
     assert torch.equal(carry(stream, hook=None) - stream, V.values.expand(1, 2, 2))
+
+
+def test_an_edit_that_selects_nothing_is_noticed(tiny_llama_engine):
+    vector = sl.SteeringVector.from_tensor(torch.ones(64), layer=1)
+    plan = sl.Plan(sl.add(vector, coef=1.0, where=sl.where.index(50)), sl.add(vector, coef=1.0))
+    with pytest.warns(UserWarning, match=r"blocks\.1\.hook_resid_post selects no token") as caught:
+        tiny_llama_engine.generate([[5, 6, 7]], plan=plan, max_new_tokens=3)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny_llama_engine.score(
+            [[5, 6]], [[[7], [8, 9]]], plan=sl.Plan(sl.add(vector, coef=1.0, where=sl.where.generated()))
+        )

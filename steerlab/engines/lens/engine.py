@@ -29,7 +29,7 @@ from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, 
 from steerlab.measures.log_probs import chosen_log_probs
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, group_by_plan
 from steerlab.steering.plan import Plan
-from steerlab.steering.receipts import Receipt
+from steerlab.steering.receipts import Receipt, warn_if_idle
 from steerlab.steering.run import PlanRun
 from steerlab.steering.where import Where
 from steerlab.steering.where import index as index_positions
@@ -156,7 +156,11 @@ class LensEngine:
                 for batch in _batches([len(j.prompt) + max_new_tokens for j in mine], batch_size, self.batch_tokens):
                     task.run([mine[k] for k in batch], assigned)
                     bar.update(len(batch))
-        self.receipts = [task.receipts[job.row_index] for job in jobs]
+        receipts = [task.receipts[job.row_index] for job in jobs]
+        if max_new_tokens:
+            self._keep(receipts)
+        else:
+            self.receipts = receipts  # nothing ran, so nothing was edited
         return Generations(
             tuple(task.completion(job) for job in jobs), tuple(p.token_ids for p in encoded), task.engine_used
         )
@@ -278,7 +282,7 @@ class LensEngine:
                 task.run([pair for pair in forced if pair.prompt_index in wanted])
                 values.update(task.values)
                 receipts += task.receipts
-        self.receipts = sorted(receipts, key=lambda receipt: receipt.row_index)
+        self._keep(sorted(receipts, key=lambda receipt: receipt.row_index))
         return [{name: np.array(found) for name, found in values[row].items()} for row in range(len(pairs))]
 
     @torch.no_grad()
@@ -350,7 +354,7 @@ class LensEngine:
                 ):
                     task.run([jobs[members[k]] for k in batch], assigned)
                     bar.update(len(batch))
-        self.receipts = [task.receipts[job.row_index] for job in jobs]
+        self._keep([task.receipts[job.row_index] for job in jobs])
         return task.activations(site, jobs)
 
     def hooks_of(self, plan: Plan) -> list[HookPair]:
@@ -377,6 +381,10 @@ class LensEngine:
         self.receipts = receipts
         for layer in found.layers:
             self._median_norms[HookPoint(layer, site)] = float(found[layer].norm(dim=-1).median())
+
+    def _keep(self, receipts: list[Receipt]) -> None:
+        self.receipts = receipts
+        warn_if_idle(receipts)
 
     def _assign(self, plan: PlanArgument, n_prompts: int) -> list[AssignedPlan]:
         return assign_plans(plan, n_prompts, self.info, self.median_norm)
