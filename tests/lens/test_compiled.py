@@ -69,6 +69,7 @@ def check_equal(fast, compiled):
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*selects no token")  # one new token: nothing generated is run
 @slow
 @pytest.mark.parametrize("name", ["tiny_llama_engine", "tiny_gpt2_engine"])
 def test_it_equals_fast_and_another_plan_needs_no_compiling(request, name, monkeypatch):
