@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from steerlab.experiment.controls import RANK_LEVEL
-from steerlab.measures.intervals import cluster_bootstrap_mean, least_squares_slopes, null_rank, rank_floor
+from steerlab.measures.intervals import Interval, cluster_bootstrap_mean, least_squares_slopes, null_rank, rank_floor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -252,7 +252,7 @@ def _judge(summary: Mapping[str, Any], settings: EffectSettings) -> tuple[str, l
             f"{MIN_DOSES}. Use smaller doses."
         ]
     low, high = summary["ci"]
-    excludes = low > 0 or high < 0
+    excludes = Interval(low, high, settings.level).excludes_zero
     level = f"{settings.level:.0%}"
     if math.isnan(low):
         reasons = ["All items share one group, so no interval exists; use items of several groups."]

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from steerlab.engines.lens.crossing import memoised_crossings
 from steerlab.engines.lens.hooking import all_heard, attached, find_hook_point, hook_points
 from steerlab.engines.lens.shadow import Shadow
 
-EngineName = Literal["auto", "bridge", "fast", "compiled"]
 ENGINE_NAMES = ("auto", "bridge", "fast", "compiled")
 HookPair = tuple[str, Callable[..., Any]]
 
