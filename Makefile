@@ -41,7 +41,7 @@ lint: setup ## ruff, pyright, import-linter
 	.venv/bin/pyright
 	.venv/bin/lint-imports
 
-test-peers: check-python ## compare scores with independent packages, in an environment of their own
+test-peers: check-python ## compare scores and vectors with independent packages, in environments of their own
 	@"$(PYTHON)" scripts/setup.py peers
 	STEERLAB_REQUIRE_PEERS=1 .venv-peers/bin/python -m pytest tests/peers -m peers -W default
 
@@ -54,6 +54,6 @@ docs: check-python ## build the documentation into site/
 	.venv/bin/mkdocs build --strict
 
 clean: ## remove environments, builds and caches (not the prepared model)
-	rm -rf .venv .venv-peers .venv-legacy-* build dist site
+	rm -rf .venv .venv-peers .venv-repeng .venv-legacy-* build dist site
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache $(VLLM_COUNT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

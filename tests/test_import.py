@@ -9,11 +9,12 @@ import steerlab
 HEAVY = ["torch", "transformers", "transformer_lens", "vllm", "matplotlib", "pandas", "numpy", "scipy", "sklearn"]
 
 PUBLIC = """
-Activations BackendMissingError Completion ContextLengthError ContrastPairs Controls DataError Effect Engine Experiment
-Generations HookPointError InputError LensEngine ModelNotFoundError Perplexity Plan PlanError PolicyError PromptError
-Receipt ReceiptError RunError SamplingPolicy Scores SteeringVector SteerlabError TargetError Targets VectorFileError
-VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp
-create_steering_hook current_step extract generate_steered_response hooked_generate load perplexity where
+Activations BackendMissingError Completion ContextLengthError ContrastPairs Controls DataError Effect Engine
+Experiment Generations HookPointError InputError LensEngine ModelNotFoundError Perplexity Plan PlanError PolicyError
+PromptError Receipt ReceiptError RunError SamplingPolicy Scores SteeringVector SteerlabError TargetError Targets
+VectorFileError VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp
+create_steering_hook current_step explain export_gguf extract generate_steered_response hooked_generate import_loreft
+import_sae load perplexity plot_diagnostics rotate schedule when where
 """.split()
 
 
@@ -49,6 +50,12 @@ def test_names_stay_what_they_are_after_their_modules_are_imported():
     assert callable(steerlab.perplexity)
     assert callable(steerlab.extract)
     assert steerlab.where.__name__ == "steerlab.steering.where"
+    assert steerlab.schedule.__name__ == "steerlab.steering.schedule"
+
+
+def test_importing_all_names_leaves_pythons_own_set_alone():
+    assert run("from steerlab import *; print(set([1, 1]))") == "{1}"
+    assert steerlab.set is not set
 
 
 def test_version_is_the_distributions():

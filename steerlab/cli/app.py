@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from steerlab.cli import demo, extract, generate, perplexity, run, score
+from steerlab.cli import convert, demo, extract, generate, perplexity, run, score
 from steerlab.cli.console import complain, own_warnings_only
 from steerlab.core.errors import SteerlabError
 
@@ -65,6 +65,7 @@ app.command("generate")(generate.generate)
 app.command("score")(score.score)
 app.command("perplexity")(perplexity.perplexity)
 app.command("run")(run.run)
+app.command("convert")(convert.convert)
 
 
 def main() -> None:

@@ -52,34 +52,39 @@ class VectorSpec(Section):
 class PlanSpec(Section):
     """The edit at scale 1.
 
-    `add` takes dose or coef, by default dose 1; `clamp` takes lo, hi and unit; `ablate` takes no strength.
+    `add` takes dose or coef, by default dose 1; `set` takes dose or coef; `clamp` takes lo, hi and unit; `ablate`
+    takes no strength. Each takes `norm: keep`.
     """
 
-    operator: Literal["add", "ablate", "clamp"] = "add"
+    operator: Literal["add", "ablate", "clamp", "set"] = "add"
     where: Place = Position.DEFAULT
     dose: Number | None = None
     coef: Number | None = None
     lo: Number | None = None
     hi: Number | None = None
     unit: Literal["coef", "dose"] = "coef"
+    norm: Literal["keep"] | None = None
 
     @model_validator(mode="after")
     def _check_strengths(self) -> Self:
-        takes = {"add": {"dose", "coef"}, "ablate": set(), "clamp": {"lo", "hi", "unit"}}[self.operator]
-        extra = sorted(self.model_fields_set - takes - {"operator", "where"})
+        strengths = {"dose", "coef"}
+        takes = {"add": strengths, "set": strengths, "ablate": set(), "clamp": {"lo", "hi", "unit"}}[self.operator]
+        extra = sorted(self.model_fields_set - takes - {"operator", "where", "norm"})
         if extra:
             raise ValueError(f"{self.operator} takes no {extra[0]!r}")
         return self
 
     def plan(self, vector: sl.SteeringVector) -> sl.Plan:
         """The plan along a vector."""
-        where = self.where.where()
+        where, norm = self.where.where(), self.norm
         if self.operator == "ablate":
-            return sl.Plan(sl.ablate(vector, where=where))
+            return sl.Plan(sl.ablate(vector, where=where, norm=norm))
         if self.operator == "clamp":
-            return sl.Plan(sl.clamp(vector, self.lo, self.hi, unit=self.unit, where=where))
+            return sl.Plan(sl.clamp(vector, self.lo, self.hi, unit=self.unit, where=where, norm=norm))
+        if self.operator == "set":
+            return sl.Plan(sl.set(vector, dose=self.dose, coef=self.coef, where=where, norm=norm))
         dose = 1.0 if self.dose is None and self.coef is None else self.dose
-        return sl.Plan(sl.add(vector, dose=dose, coef=self.coef, where=where))
+        return sl.Plan(sl.add(vector, dose=dose, coef=self.coef, where=where, norm=norm))
 
 
 class TargetsSpec(Section):

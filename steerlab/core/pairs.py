@@ -1,17 +1,20 @@
 """Contrast pairs: the data a direction is extracted from."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
-from steerlab.core.records import field, prompt_field, read_jsonl
-from steerlab.core.text import PromptLike
+from steerlab.core.records import PlacedRow, field, frame_rows, of_split, prompt_field, read_csv, read_jsonl
+from steerlab.core.splitting import check_no_leak, split_groups
+from steerlab.core.text import PromptLike, is_prompt
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class ContrastPairs:
         groups: a name per pair; pairs made from one template share it, and a split keeps a group together.
 
     Raises:
-        DataError: if the lists differ in length, are empty, or a prompt is empty.
+        DataError: if the lists differ in length, are empty, or hold something that is no prompt.
 
     Examples:
         >>> pairs = ContrastPairs.from_lists(["I love it."], ["I hate it."])
@@ -45,9 +48,15 @@ class ContrastPairs:
             )
         if not self.positives:
             raise DataError("There are no contrast pairs; pass at least one.")
-        for index, (positive, negative) in enumerate(self):
-            if len(positive) == 0 or len(negative) == 0:
-                raise DataError(f"Pair {index} has an empty side.")
+        for index, pair in enumerate(self):
+            for prompt in pair:
+                if not is_prompt(prompt):
+                    raise DataError(
+                        f"Pair {index} has a side that is neither text, nor chat messages, nor token ids: "
+                        f"{prompt!r:.80}."
+                    )
+                if len(prompt) == 0:
+                    raise DataError(f"Pair {index} has an empty side.")
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -67,6 +76,11 @@ class ContrastPairs:
         for side in (positives, negatives):
             if isinstance(side, str | bytes):
                 raise DataError(f"Contrast pairs come as two lists of prompts, got the string {side!r:.60}.")
+            if not isinstance(side, Iterable):
+                raise DataError(f"Contrast pairs come as two lists of prompts, got {side!r:.60}.")
+        positives, negatives = list(positives), list(negatives)
+        if groups is not None and (isinstance(groups, str | bytes) or not isinstance(groups, Iterable)):
+            raise DataError(f"groups is a list with a name per pair, got {groups!r:.60}.")
         names = [str(i) for i in range(len(positives))] if groups is None else [str(group) for group in groups]
         return cls(tuple(positives), tuple(negatives), tuple(names))
 
@@ -92,15 +106,82 @@ class ContrastPairs:
         Raises:
             DataError: with file and line, for a row that is not an object or lacks a key, or if no row is left.
         """
-        rows = [(place, row) for place, row in read_jsonl(path) if split is None or row.get("split") == split]
-        if not rows:
-            raise DataError(f"{path} holds no contrast pairs" + (f" with split {split!r}." if split else "."))
+        rows = of_split(read_jsonl(path), split, path, "contrast pairs")
+        return cls._from_places(rows, positive, negative, group)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        *,
+        positive: str = "positive",
+        negative: str = "negative",
+        group: str | None = None,
+        split: str | None = None,
+    ) -> "ContrastPairs":
+        """Pairs from a CSV file with a header. Each cell is text; chats and token ids need JSON lines.
+
+        Args:
+            path: the file, comma-separated, UTF-8.
+            positive: column of the positive prompt.
+            negative: column of the negative prompt.
+            group: column of the group name; None makes each pair its own group.
+            split: keep only rows whose `split` cell equals this; None keeps all.
+
+        Raises:
+            DataError: with file and line, for a row that is malformed or lacks a value, or if no row is left.
+        """
+        rows = of_split(read_csv(path), split, path, "contrast pairs")
+        return cls._from_places(rows, positive, negative, group)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        positive: str = "positive",
+        negative: str = "negative",
+        group: str | None = None,
+        split: str | None = None,
+    ) -> "ContrastPairs":
+        """Pairs from a pandas or polars frame; a cell is text, a list of chat messages or a list of token ids.
+
+        Args:
+            frame: the frame, a pair a row.
+            positive: column of the positive prompt.
+            negative: column of the negative prompt.
+            group: column of the group name; None makes each pair its own group.
+            split: keep only rows whose `split` value equals this; None keeps all.
+
+        Raises:
+            DataError: with the row's number from 0, for a row that lacks a value, or if no row is left.
+
+        Examples:
+            >>> import pandas as pd
+            >>> frame = pd.DataFrame({"positive": ["I love it."], "negative": ["I hate it."], "topic": ["it"]})
+            >>> ContrastPairs.from_frame(frame, group="topic").groups
+            ('it',)
+        """
+        rows = of_split(frame_rows(frame), split, "The frame", "contrast pairs")
+        return cls._from_places(rows, positive, negative, group)
+
+    @classmethod
+    def _from_places(
+        cls, rows: Sequence[PlacedRow], positive: str, negative: str, group: str | None
+    ) -> "ContrastPairs":
         groups = None if group is None else [str(field(row, group, place)) for place, row in rows]
         return cls.from_lists(
             [prompt_field(row, positive, place) for place, row in rows],
             [prompt_field(row, negative, place) for place, row in rows],
             groups,
         )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A pandas frame of `positive`, `negative`, `group`, a row a pair; `from_frame(f, group="group")` reads it."""
+        import pandas as pd
+
+        columns = {"positive": list(self.positives), "negative": list(self.negatives), "group": list(self.groups)}
+        return pd.DataFrame(columns)
 
     @property
     def hash(self) -> str:
@@ -132,24 +213,9 @@ class ContrastPairs:
         Raises:
             DataError: if a side would be empty, or two groups share a text.
         """
-        if not 0 < fraction < 1:
-            raise DataError(f"fraction is between 0 and 1, got {fraction!r}.")
-        order = np.random.default_rng(seed).permutation(sorted(set(self.groups))).tolist()
-        first: set[str] = set()
-        for name in order:
-            inside = sum(group in first for group in self.groups)
-            if inside + self.groups.count(name) / 2 <= fraction * len(self):
-                first.add(name)
-        left = [i for i, group in enumerate(self.groups) if group in first]
-        right = [i for i, group in enumerate(self.groups) if group not in first]
-        if not left or not right:
-            raise DataError(
-                f"The {len(order)} groups cannot be divided at {fraction}: one side would be empty. "
-                "Use more groups, or another fraction."
-            )
-        pair_of_sets = self.take(left), self.take(right)
-        _check_no_leak(*pair_of_sets)
-        return pair_of_sets
+        left, right = (self.take(part) for part in split_groups(self.groups, fraction, seed))
+        check_no_leak(*([prompt for pair in part for prompt in pair] for part in (left, right)))
+        return left, right
 
 
 def balanced_flips(groups: Sequence[str], rng: np.random.Generator) -> list[bool]:
@@ -169,13 +235,3 @@ def balanced_flips(groups: Sequence[str], rng: np.random.Generator) -> list[bool
     half = len(odd) // 2 + (int(rng.integers(2)) if len(odd) % 2 else 0)
     flips[odd[:half]] = True
     return flips.tolist()
-
-
-def _check_no_leak(left: ContrastPairs, right: ContrastPairs) -> None:
-    shared = {_text(p) for pair in left for p in pair} & {_text(p) for pair in right for p in pair}
-    if shared:
-        raise DataError(f"A text stands in both parts of the split: {min(shared)!r:.80}; give its pairs one group.")
-
-
-def _text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)

@@ -1,26 +1,26 @@
-"""Reading JSON-lines files row by row, with the line number in every complaint."""
+"""Reading rows from JSON lines, CSV, frames and lists, with file and line or row in every complaint."""
 
+import csv
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from steerlab.core.errors import DataError
 from steerlab.core.text import PromptLike, TargetLike, is_prompt, is_target
 
+# Where a row stands, for complaints (`pairs.csv:3`), and the row.
+PlacedRow: TypeAlias = tuple[str, dict[str, Any]]
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+
+def read_jsonl(path: str | Path) -> Iterator[PlacedRow]:
     """Yields (`file:line`, row) for every non-blank line.
 
     Raises:
         DataError: if the file cannot be read, or a line is not a JSON object.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Cannot read {path}: {error}.") from error
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
         if not line.strip():
             continue
         place = f"{path}:{number}"
@@ -28,9 +28,74 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{place} is not valid JSON: {error.msg} at column {error.colno}.") from error
+        except RecursionError as error:
+            raise DataError(f"{place} is not a row: its JSON is nested too deeply.") from error
         if not isinstance(row, dict):
             raise DataError(f"{place} must be a JSON object, got {type(row).__name__}.")
         yield place, row
+
+
+def read_csv(path: str | Path) -> Iterator[PlacedRow]:
+    """Yields (`file:line`, row) for every row below the header; the line is the one a row starts on.
+
+    Every value is text, exactly as it stands in its cell; an empty cell is an empty string.
+
+    Raises:
+        DataError: if the file cannot be read, has no header, or a row has more or fewer cells than it.
+    """
+    reader = csv.reader(io.StringIO(_text_of(path), newline=""), strict=True)
+    header = _header(path, _next_cells(path, reader))
+    line = reader.line_num + 1
+    while (cells := _next_cells(path, reader)) is not None:
+        if cells and len(cells) != len(header):
+            raise DataError(f"{path}:{line} has {len(cells)} cells, the header has {len(header)}.")
+        if cells:
+            yield f"{path}:{line}", dict(zip(header, cells, strict=True))
+        line = reader.line_num + 1
+
+
+def frame_rows(frame: Any) -> Iterator[PlacedRow]:
+    """Yields (`row i`, row) for every row of a pandas or polars frame, i counted from 0.
+
+    Missing values (NaN, NA, null) become None, NumPy values plain Python ones.
+
+    Raises:
+        DataError: if it is neither kind of frame, or has a column name twice.
+    """
+    if not hasattr(frame, "columns") or not (hasattr(frame, "to_dicts") or hasattr(frame, "to_dict")):
+        raise DataError(f"This is read from a pandas or polars frame, got {type(frame).__name__}.")
+    names = list(frame.columns)
+    if len(set(names)) < len(names):
+        raise DataError(f"The frame has a column name twice: {names}.")
+    rows = frame.to_dicts() if hasattr(frame, "to_dicts") else frame.to_dict(orient="records")
+    for index, row in enumerate(rows):
+        yield f"row {index}", {str(key): _plain(value) for key, value in row.items()}
+
+
+def placed_records(records: Iterable[Mapping[str, Any]]) -> Iterator[PlacedRow]:
+    """Yields (`record i`, row) for every mapping of a list, i counted from 0.
+
+    Raises:
+        DataError: if it is no list of mappings.
+    """
+    if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
+        raise DataError(f"Records come as a list of dictionaries, got {type(records).__name__}.")
+    for index, row in enumerate(records):
+        if not isinstance(row, Mapping):
+            raise DataError(f"record {index} is a {type(row).__name__}; each record is a dictionary.")
+        yield f"record {index}", dict(row)
+
+
+def of_split(rows: Iterable[PlacedRow], split: str | None, source: object, what: str) -> list[PlacedRow]:
+    """The rows whose `split` field equals `split`; None keeps all.
+
+    Raises:
+        DataError: if none is left.
+    """
+    kept = [(place, row) for place, row in rows if split is None or row.get("split") == split]
+    if not kept:
+        raise DataError(f"{source} holds no {what}" + (f" with split {split!r}." if split is not None else "."))
+    return kept
 
 
 def field(row: dict[str, Any], key: str, place: str) -> Any:
@@ -67,3 +132,37 @@ def target_field(row: dict[str, Any], key: str, place: str) -> TargetLike:
     if not is_target(value):
         raise DataError(f"{place}: {key!r} is neither text nor token ids: {value!r:.80}.")
     return value
+
+
+def _text_of(path: str | Path) -> str:
+    try:
+        # Bytes first: a text file's newlines would be translated, and those inside a cell belong to it.
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"Cannot read {path}: {error}.") from error
+    except TypeError as error:
+        raise DataError(f"A file's path is a string or a Path, got {path!r:.80}.") from error
+
+
+def _next_cells(path: str | Path, reader: Any) -> list[str] | None:
+    line = reader.line_num + 1
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        raise DataError(f"{path}:{line} is not valid CSV: {error}.") from error
+
+
+def _header(path: str | Path, cells: list[str] | None) -> list[str]:
+    if not cells:
+        raise DataError(f"{path} has no header; its first line names the columns.")
+    if len(set(cells)) < len(cells):
+        raise DataError(f"{path}:1 names a column twice: {', '.join(cells)}.")
+    return cells
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        value = value.tolist()
+    import pandas
+
+    return None if pandas.api.types.is_scalar(value) and pandas.isna(value) else value

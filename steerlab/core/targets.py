@@ -4,12 +4,29 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
-from steerlab.core.records import field, prompt_field, read_jsonl, target_field
+from steerlab.core.records import (
+    PlacedRow,
+    field,
+    frame_rows,
+    of_split,
+    placed_records,
+    prompt_field,
+    read_csv,
+    read_jsonl,
+    target_field,
+)
+from steerlab.core.splitting import check_no_leak, split_groups
 from steerlab.core.text import PromptLike, TargetLike
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What a label may look like where every value is text.
+_CSV_LABELS = {"1": 1, "+1": 1, "-1": -1}
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,8 @@ class Targets:
         if not self.items:
             raise DataError("There are no targets; pass at least one prompt with a positive and a negative target.")
         for item in self.items:
+            if not isinstance(item, TargetItem):
+                raise DataError(f"Targets hold TargetItems, got {item!r:.80}; build them with Targets.from_records.")
             if not item.positives or not item.negatives:
                 side = "negative (label -1)" if item.positives else "positive (label 1)"
                 raise DataError(f"The prompt {item.prompt!r:.80} has no {side} target; each item needs both sides.")
@@ -74,9 +93,9 @@ class Targets:
         a group of its own.
 
         Raises:
-            DataError: for a row that lacks a field or has another label.
+            DataError: for a row that is no dictionary, lacks a field or has another label.
         """
-        return cls._from_places((f"record {index}", dict(row)) for index, row in enumerate(records))
+        return cls._from_places(placed_records(records))
 
     @classmethod
     def from_jsonl(cls, path: str | Path, *, split: str | None = None) -> "Targets":
@@ -85,13 +104,37 @@ class Targets:
         Raises:
             DataError: with file and line, for a bad row, or if no row is left.
         """
-        rows = [(place, row) for place, row in read_jsonl(path) if split is None or row.get("split") == split]
-        if not rows:
-            raise DataError(f"{path} holds no targets" + (f" with split {split!r}." if split else "."))
-        return cls._from_places(rows)
+        return cls._from_places(of_split(read_jsonl(path), split, path, "targets"))
 
     @classmethod
-    def _from_places(cls, rows: Iterable[tuple[str, dict[str, Any]]]) -> "Targets":
+    def from_csv(cls, path: str | Path, *, split: str | None = None) -> "Targets":
+        """Items from a CSV file with such columns, a target a row. Chats and token ids need JSON lines.
+
+        Args:
+            path: the file, comma-separated, UTF-8, with a header.
+            split: keep only rows whose `split` cell equals this; None keeps all.
+
+        Raises:
+            DataError: with file and line, for a bad row, or if no row is left.
+        """
+        rows = of_split(read_csv(path), split, path, "targets")
+        return cls._from_places((place, row | _csv_label(row)) for place, row in rows)
+
+    @classmethod
+    def from_frame(cls, frame: Any, *, split: str | None = None) -> "Targets":
+        """Items from a pandas or polars frame with such columns, a target a row.
+
+        Args:
+            frame: the frame.
+            split: keep only rows whose `split` value equals this; None keeps all.
+
+        Raises:
+            DataError: with the row's number from 0, for a bad row, or if no row is left.
+        """
+        return cls._from_places(of_split(frame_rows(frame), split, "The frame", "targets"))
+
+    @classmethod
+    def _from_places(cls, rows: Iterable[PlacedRow]) -> "Targets":
         sides: dict[tuple[str, str], tuple[PromptLike, str, dict[int, list[TargetLike]]]] = {}
         for place, row in rows:
             prompt, target = prompt_field(row, "prompt", place), target_field(row, "target", place)
@@ -127,3 +170,35 @@ class Targets:
     def take(self, indices: Sequence[int]) -> "Targets":
         """The items at these indices, in this order."""
         return Targets(tuple(self.items[i] for i in indices))
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A pandas frame with a row per target: `prompt`, `target`, `label`, `group`; `from_frame` reads it back."""
+        import pandas as pd
+
+        rows = [
+            {"prompt": item.prompt, "target": target, "label": label, "group": item.group}
+            for item in self.items
+            for label, side in ((1, item.positives), (-1, item.negatives))
+            for target in side
+        ]
+        return pd.DataFrame(rows)
+
+    def split(self, fraction: float = 0.8, *, seed: int = 0) -> tuple["Targets", "Targets"]:
+        """Two disjoint sets of items; a group is never divided, and no prompt stands on both sides.
+
+        Args:
+            fraction: share of the items wanted in the first set; groups make it approximate.
+            seed: of the shuffle over groups.
+
+        Raises:
+            DataError: if a side would be empty, or two groups share a prompt.
+        """
+        left, right = (self.take(part) for part in split_groups(self.groups, fraction, seed))
+        check_no_leak(left.prompts, right.prompts)
+        return left, right
+
+
+def _csv_label(row: dict[str, Any]) -> dict[str, int]:
+    """The row's label as a number, if it is a known one; others are left for the complaint about them."""
+    label = _CSV_LABELS.get(str(row.get("label")).strip())
+    return {} if label is None else {"label": label}

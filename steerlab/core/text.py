@@ -250,6 +250,38 @@ def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     return min(len(a), len(b))
 
 
+def token_offsets(tokenizer: Any, token_ids: Sequence[int], text: str | None) -> tuple[str, list[tuple[int, int]]]:
+    """The text that a prompt's tokens spell, and each token's characters in it as (start, stop).
+
+    A token that spells nothing of the text, such as a BOS put before it, has an empty range.
+
+    Args:
+        tokenizer: the model's own tokenizer.
+        token_ids: the prompt's ids, as `encode_prompt` gave them.
+        text: the text they came from; None decodes the ids.
+    """
+    if text is not None and getattr(tokenizer, "is_fast", False):
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, offsets = tuple(found["input_ids"]), [tuple(pair) for pair in found["offset_mapping"]]
+        surplus = len(ids) - len(token_ids)
+        if surplus > 0:  # several BOS in the text became one
+            ids, offsets = ids[surplus:], offsets[surplus:]
+        if ids == tuple(token_ids[len(token_ids) - len(ids) :]):
+            return text, [(0, 0)] * (len(token_ids) - len(ids)) + offsets
+    return _decoded_offsets(tokenizer, token_ids)
+
+
+def _decoded_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+    """The same from the ids alone; a token that ends inside a character counts up to that character's end."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    ends = [len(decode(token_ids[: n + 1])) for n in range(len(token_ids))]
+    starts = [0, *(len(decode(token_ids[:n]).rstrip("\N{REPLACEMENT CHARACTER}")) for n in range(1, len(token_ids)))]
+    return decode(token_ids), list(zip(starts, ends, strict=True))
+
+
 def _text_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     bos = tokenizer.bos_token_id

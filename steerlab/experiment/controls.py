@@ -157,8 +157,8 @@ def _activations(engine: Engine, vector: SteeringVector, pairs: ContrastPairs) -
     card = vector.card
     if card.method not in ESTIMATORS or card.read is None:
         raise DataError(
-            f"Shuffled controls need a vector made by sl.extract; {vector!r} was made by {card.method!r}. "
-            "Use Controls(shuffled=0) for it."
+            f"Label flips are a null for {', '.join(ESTIMATORS)}, whose direction the labels make; {vector!r} was made "
+            f"by {card.method!r}. Use Controls(shuffled=0) for it."
         )
     if card.data_hash != pairs.hash:
         warnings.warn(f"The pairs given are not those {vector!r} was extracted from.", UserWarning, stacklevel=3)
@@ -169,6 +169,7 @@ def _activations(engine: Engine, vector: SteeringVector, pairs: ContrastPairs) -
         layers=[vector.layer],
         read=positions.from_json(dict(card.read)),
         pool=card.pool or "mean",
+        chat=card.chat,
     )
 
 

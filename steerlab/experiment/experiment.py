@@ -113,16 +113,18 @@ class Experiment:
 
     def extract(
         self,
-        pairs: ContrastPairs,
+        pairs: ContrastPairs | Targets,
         *,
         method: str = "mean_diff",
         site: str = "resid_post",
         layers: Any = "all",
         read: Where | None = None,
         chat: bool = False,
+        **options: Any,
     ) -> VectorSet:
-        """Vectors from contrast pairs; see `steerlab.extract`."""
-        vectors = extract(self.engine, pairs, method, site, layers, read, name=self.name, chat=chat)
+        """Vectors from contrast pairs, or from targets by gradient; all of `steerlab.extract`'s options are taken."""
+        options = {"name": self.name, "seed": self.seed} | options
+        vectors = extract(self.engine, pairs, method, site, layers, read, chat=chat, **options)
         self.results.vectors.append(vectors)
         return vectors
 

@@ -23,7 +23,8 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PlanError, PromptError
 from steerlab.core.results import exp_or_inf
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
-from steerlab.steering.where import RowPositions
+from steerlab.steering.positions import RowPositions
+from steerlab.steering.sets import Ids, Marked
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,10 @@ def _check_positions(plan: Any, windows: Sequence[Window], n_tokens: int, n_pref
     """Nothing, if every edit acts on the same tokens in the windows as it would in the whole text."""
     whole = RowPositions.of_rows([n_tokens + n_prefix], [1])
     for edit in plan:
+        if edit.schedule is not None or edit.when is not None or any(map(_looks_inside, edit.where.leaves())):
+            raise PlanError(
+                f"{edit} cannot be followed over {len(windows)} windows; score a text that fits one window."
+            )
         wanted = edit.where.resolve(whole)[0, n_prefix:]
         for window in windows:
             rows = RowPositions.of_rows([window.stop - window.start + n_prefix], [1])
@@ -232,6 +237,11 @@ def _check_positions(plan: Any, windows: Sequence[Window], n_tokens: int, n_pref
                     f"{edit} depends on the place in the text, which {len(windows)} windows cannot keep; score a text "
                     "that fits one window, or edit where.all()."
                 )
+
+
+def _looks_inside(where: Any) -> bool:
+    """Whether a set depends on what the tokens are, not only on where they stand."""
+    return isinstance(where, Ids | Marked)
 
 
 def _bos(engine: Engine) -> tuple[int, ...]:

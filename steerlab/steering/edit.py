@@ -2,21 +2,30 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
+from steerlab.steering.condition import Condition
 from steerlab.steering.operator import Direction, Operator
+from steerlab.steering.positions import RowPositions
+from steerlab.steering.schedule import Schedule
+from steerlab.steering.sets import Where
 from steerlab.steering.vectors import SteeringVector
-from steerlab.steering.where import Where
+
+Norm: TypeAlias = Literal["keep"]
 
 
 @dataclass(frozen=True)
 class Edit:
     """An operator along a vector, at positions.
+
+    With D = scale·schedule(j)·Δ(h), the stream becomes h + D; with `norm="keep"` it becomes (h + D)·‖h‖/‖h + D‖, so
+    that the norm is kept at every scale. Where the condition fails, nothing happens.
 
     Attributes:
         operator: the map h → Δ(h).
@@ -24,6 +33,9 @@ class Edit:
         where: the positions.
         scale: multiplies Δ.
         median_norm: of the stream at the hook point, once known.
+        norm: `keep` to give the edited stream the norm it had.
+        schedule: a factor on Δ over the generated positions.
+        when: a condition, answered per row.
     """
 
     operator: Operator
@@ -31,6 +43,9 @@ class Edit:
     where: Where
     scale: float = 1.0
     median_norm: float | None = None
+    norm: Norm | None = None
+    schedule: Schedule | None = None
+    when: Condition | None = None
     _directions: dict[torch.device, Direction] = field(default_factory=dict, repr=False, compare=False, init=False)
     _constants: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor] | None] = field(
         default_factory=dict, repr=False, compare=False, init=False
@@ -45,6 +60,12 @@ class Edit:
             raise PlanError(f"The scale of an edit is a finite number, got {self.scale!r}.")
         if self.median_norm is not None and not (_is_number(self.median_norm) and self.median_norm > 0):
             raise PlanError(f"The median norm at {vector.hook_point.name} is a number > 0, got {self.median_norm!r}.")
+        if self.norm not in (None, "keep"):
+            raise PlanError(f"norm is 'keep' or None, got {self.norm!r}.")
+        for name, kind in (("schedule", Schedule), ("when", Condition)):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
+                raise PlanError(f"{name} takes what sl.{name} makes, got {getattr(self, name)!r:.60}.")
+        self.operator.check(vector)
 
     @property
     def hook_point(self) -> HookPoint:
@@ -55,6 +76,14 @@ class Edit:
     def needs_median_norm(self) -> bool:
         """Whether a strength is given as a dose."""
         return self.operator.unit == "dose"
+
+    @property
+    def no_formula_because(self) -> str | None:
+        """Why `formula` cannot say what the edit does; None if it can."""
+        if not self.operator.has_formula:
+            return f"{self.operator} is not along one direction"
+        named = (("norm='keep'", self.norm), ("a schedule", self.schedule), ("a condition", self.when))
+        return next((f"{self.operator} has {name}" for name, value in named if value is not None), None)
 
     def scaled(self, factor: float) -> "Edit":
         """The same edit with Δ multiplied by `factor`."""
@@ -69,12 +98,30 @@ class Edit:
         """The same edit, its dose resolved."""
         return replace(self, median_norm=value)
 
-    def delta(self, h: Tensor) -> Tensor:
-        """Scaled Δ(h), float32, for a float32 stream of shape [..., d_model]."""
-        return self.scale * self.operator.delta(h, self._direction(h.device))
+    def selects(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
+        """Which of a pass's tokens it edits, its condition left aside."""
+        chosen = self.where.resolve(rows)
+        if self.schedule is None:
+            return chosen
+        return chosen & (self.schedule.factor(rows.generated_index) != 0)
+
+    def factors(self, rows: RowPositions) -> Float[Tensor, "batch pos"] | None:
+        """The schedule's factor for each of a pass's tokens; None without a schedule."""
+        return None if self.schedule is None else self.schedule.factor(rows.generated_index)
+
+    def delta(
+        self, h: Float[Tensor, "*batch d_model"], factors: Float[Tensor, "*batch"] | None = None
+    ) -> Float[Tensor, "*batch d_model"]:
+        """What is added to a float32 stream, float32; `factors` are the schedule's, one for each of its tokens."""
+        change = self.scale * self.operator.delta(h, self._direction(h.device))
+        if factors is not None:
+            change = factors[..., None] * change
+        return change if self.norm is None else _norm_kept(h, change)
 
     def constant_delta(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Scaled Δ [d_model] in a dtype, and its norm, if the operator's Δ does not depend on the stream."""
+        """Scaled Δ [d_model] in a dtype, and its norm, if what is added does not depend on stream or position."""
+        if self.norm is not None or self.schedule is not None:
+            return None
         key = (device, dtype)
         if key not in self._constants:
             constant = self.operator.constant(self._direction(device))
@@ -84,27 +131,53 @@ class Edit:
         return self._constants[key]
 
     def formula(self) -> tuple[float, float, float, float, float]:
-        """(a, g, lo, hi, s): the operator's formula and the edit's scale; see `Operator.formula`."""
+        """(a, g, lo, hi, s): the operator's formula and the edit's scale; see `Operator.formula`.
+
+        Raises:
+            PlanError: for an edit that the formula cannot express; names why.
+        """
+        reason = self.no_formula_because
+        if reason is not None:
+            raise PlanError(f"This engine carries out edits of one shared formula only, and {reason}.")
         return (*self.operator.formula(self._direction(torch.device("cpu"))), self.scale)
 
     def _direction(self, device: torch.device) -> Direction:
-        """The vector on a device, copied there once."""
+        """The vectors on a device, copied there once."""
         if device not in self._directions:
             if self.needs_median_norm and self.median_norm is None:
                 raise PlanError(f"{self} gives a dose, but the median norm there is unknown; resolve the plan first.")
             norm = math.nan if self.median_norm is None else self.median_norm
             with torch.inference_mode(False):
                 values, unit = self.vector.values.to(device), self.vector.unit.to(device)
-            self._directions[device] = Direction(values, unit, norm)
+                others = {name: vector.values.to(device) for name, vector in self.operator.others.items()}
+            self._directions[device] = Direction(values, unit, norm, others)
         return self._directions[device]
 
     def content(self) -> list[Any]:
-        """What identifies the edit: operator, vector, positions, scale, and the norm its dose refers to."""
-        return [self.operator.to_json(), self.vector.hash, self.where.to_json(), self.scale, self.median_norm]
+        """What identifies the edit: operator, vector, positions, scale, the norm its dose refers to, and options."""
+        always = [self.operator.to_json(), self.vector.hash, self.where.to_json(), self.scale, self.median_norm]
+        options = {
+            "norm": self.norm,
+            "schedule": None if self.schedule is None else self.schedule.to_json(),
+            "when": None if self.when is None else self.when.content(),
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        return [*always, given] if given else always
 
     def __str__(self) -> str:
         times = "" if self.scale == 1 else f" × {self.scale:g}"
-        return f"{self.operator}{times} at {self.hook_point.name}, {self.where}"
+        options = [f"norm={self.norm}"] * (self.norm is not None)
+        options += [f"schedule={self.schedule}"] * (self.schedule is not None)
+        options += [f"when {self.when}"] * (self.when is not None)
+        return "; ".join([f"{self.operator}{times} at {self.hook_point.name}, {self.where}", *options])
+
+
+def _norm_kept(h: Tensor, change: Tensor) -> Tensor:
+    """The change that gives h + change the norm of h; where nothing is left, there is nothing to rescale."""
+    edited = h + change
+    before = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+    after = torch.linalg.vector_norm(edited, dim=-1, keepdim=True)
+    return edited * torch.where(after > 0, before / after, 1.0) - h
 
 
 def _is_number(value: object) -> bool:

@@ -41,7 +41,7 @@ def load_vectors(path: str | Path) -> list[SteeringVector]:
     Raises:
         VectorFileError: if the file is missing, not ours, damaged, or of a newer format.
     """
-    data = _read(Path(path))
+    data = read_bytes(path)
     cards = _cards(data, path)
     try:
         tensors = load_safetensors(data)
@@ -72,20 +72,66 @@ def load_vector_set(path: str | Path) -> VectorSet:
     Raises:
         VectorFileError: as `load_vectors`, or if the file holds several sites.
     """
-    try:
-        return VectorSet(tuple(load_vectors(path)))
-    except HookPointError as error:
-        raise VectorFileError(f"{path} holds no vector set: {error}") from error
+    return as_vector_set(path, load_vectors(path))
 
 
-def _read(path: Path) -> bytes:
+def checked_size(path: str | Path) -> int:
+    """The size of a vector file in bytes.
+
+    Raises:
+        VectorFileError: if there is no such file, or it is far larger than vectors are.
+    """
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise VectorFileError(f"{path} is {size:,} bytes; a vector file is far smaller. Is it a model?")
-        return path.read_bytes()
+        found = Path(path)
+        size = found.stat().st_size
+    except (OSError, ValueError, TypeError) as error:
+        raise VectorFileError(f"Cannot read the vector file {path}: {getattr(error, 'strerror', error)}.") from error
+    if found.is_dir():
+        raise VectorFileError(f"Cannot read the vector file {path}: it is a folder.")
+    if size > _MAX_BYTES:
+        raise VectorFileError(f"{path} is {size:,} bytes; a vector file is far smaller. Is it a model?")
+    return size
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a vector file.
+
+    Raises:
+        VectorFileError: if it cannot be read, or is far larger than vectors are.
+    """
+    checked_size(path)
+    try:
+        return Path(path).read_bytes()
     except OSError as error:
         raise VectorFileError(f"Cannot read the vector file {path}: {error.strerror or error}.") from error
+
+
+def as_vector_set(source: str | Path, vectors: Sequence[SteeringVector]) -> VectorSet:
+    """The vectors as a set.
+
+    Raises:
+        VectorFileError: if there is none, or they are of several sites or widths, or two are at one layer.
+    """
+    widths = sorted({vector.d_model for vector in vectors})
+    if len(widths) != 1:
+        found = f"vectors of the widths {widths}, but a model has one" if widths else "no vector"
+        raise VectorFileError(f"{source} holds {found}.")
+    try:
+        return VectorSet(tuple(vectors))
+    except HookPointError as error:
+        raise VectorFileError(f"{source} holds no vector set: {error}") from error
+
+
+def usable_vector(path: str | Path, values: torch.Tensor, point: HookPoint, card: VectorCard) -> SteeringVector:
+    """The vector, if what a file held is one.
+
+    Raises:
+        VectorFileError: if it is not one row of finite numbers.
+    """
+    try:
+        return SteeringVector(values, point, card)
+    except (VectorShapeError, VectorValueError) as error:
+        raise VectorFileError(f"{path} holds a vector that cannot be used: {error}") from error
 
 
 def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
@@ -114,6 +160,7 @@ def _vector(path: str | Path, name: str, tensor: torch.Tensor, card: dict) -> St
         point = HookPoint.parse(name)
         if point.name != name:
             raise HookPointError(f"{name!r} is another name of {point.name!r}; files use that one.")
-        return SteeringVector(tensor, point, VectorCard.from_json(card))
-    except (HookPointError, VectorShapeError, VectorValueError, AttributeError, TypeError) as error:
+        stated = VectorCard.from_json(card)
+    except (HookPointError, VectorValueError, AttributeError, TypeError) as error:
         raise VectorFileError(f"{path} holds a vector that cannot be used: {error}") from error
+    return usable_vector(path, tensor, point, stated)

@@ -1,28 +1,36 @@
 """What an operator is: a map h → h + Δ(h) along one direction."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor
+
+from steerlab.core.errors import PlanError
+
+if TYPE_CHECKING:
+    from steerlab.steering.vectors import SteeringVector
 
 Unit: TypeAlias = Literal["dose", "coef"]
 
 
 @dataclass(frozen=True)
 class Direction:
-    """What an operator needs of a vector, on one device.
+    """What an operator needs of its vectors, on one device.
 
     Attributes:
-        values: the vector, float32 [d_model].
+        values: the edit's vector, float32 [d_model].
         unit: the same with norm 1.
         median_norm: median norm of the stream at the hook point; NaN if no dose is involved.
+        others: the operator's further vectors by name, float32 [d_model].
     """
 
     values: Tensor
     unit: Tensor
     median_norm: float
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Operator:
@@ -38,10 +46,36 @@ class Operator:
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable description, read back by `operator_from_json`."""
 
-    @abstractmethod
     def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        """(a, g, lo, hi) such that Δ(h) = [a + g·(clip(u·h, lo, hi) − u·h)]·u, for engines that share one formula."""
+        """(a, g, lo, hi) such that Δ(h) = [a + g·(clip(u·h, lo, hi) − u·h)]·u, for engines that share one formula.
+
+        Raises:
+            PlanError: if the operator is not of that form (`has_formula`).
+        """
+        raise PlanError(f"{self} is not of the form that compiled engines share.")
+
+    @property
+    def has_formula(self) -> bool:
+        """Whether `formula` can be asked for."""
+        return True
 
     def constant(self, along: Direction) -> Float[Tensor, " d_model"] | None:
         """Δ if it is the same for every h, else None."""
         return None
+
+    @property
+    def others(self) -> "Mapping[str, SteeringVector]":
+        """Vectors it needs beside the edit's own."""
+        return {}
+
+    def check(self, vector: "SteeringVector") -> None:
+        """Nothing, if it can act along the vector.
+
+        Raises:
+            PlanError, VectorShapeError: otherwise.
+        """
+
+
+def factor_of(unit: Unit, along: Direction) -> float:
+    """What one unit of strength is as a length: 1 for `coef`, the median norm for `dose`."""
+    return along.median_norm if unit == "dose" else 1.0

@@ -1,131 +1,50 @@
 """Operators: the maps h → h + Δ(h) that an edit applies to the residual stream.
 
 Each computes Δ in float32 from the stream at one hook point; `u` is the vector's unit direction. `scaled(k)` of a plan
-multiplies Δ by k for every operator, so that scale 0 is always the unsteered model.
+multiplies Δ by k for every operator, so that scale 0 is always the unsteered model. The formulas are in the classes:
+`translation.Add`, `projection.Ablate`, `Clamp` and `Set`, `rotation.Rotate`.
 
-Strength comes in two units. A **coefficient** is raw: `add` adds coef·v, and bounds are values of the projection u·h. A
-**dose** is measured in median norms of the stream at that hook point (on the shipped reference text, position 0 left
-out): `add` adds a vector of norm dose·median along v, and bounds are multiples of the median.
+Strength comes in two units. A **coefficient** is raw: `add` adds coef·v, and bounds and targets are values of the
+projection u·h. A **dose** is measured in median norms of the stream at that hook point (on the shipped reference text,
+position 0 left out): `add` adds a vector of norm dose·median along v, and bounds and targets are multiples of the
+median.
+
+Every operator takes four options:
+
+- `where`: positions; by default the last prompt token and everything generated.
+- `norm="keep"`: the edited stream is given the norm it had, at every scale.
+- `schedule`: a factor over generated positions, see `steerlab.steering.schedule`.
+- `when`: a condition answered per row, see `steerlab.steering.condition`.
 """
 
 import math
-from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-from typing_extensions import override
-
 from steerlab.core.errors import PlanError
-from steerlab.steering.edit import Edit
-from steerlab.steering.operator import Direction, Operator, Unit
+from steerlab.core.hook_points import HookPoint
+from steerlab.steering.condition import Condition
+from steerlab.steering.edit import Edit, Norm
+from steerlab.steering.operator import Operator, Unit
+from steerlab.steering.packing import unpack
+from steerlab.steering.projection import Ablate, Clamp, Set
+from steerlab.steering.rotation import Rotate
+from steerlab.steering.schedule import Schedule
+from steerlab.steering.sets import Where
+from steerlab.steering.strengths import finite
+from steerlab.steering.translation import Add
 from steerlab.steering.vectors import SteeringVector
-from steerlab.steering.where import Where
 from steerlab.steering.where import default as default_where
 
 
-@dataclass(frozen=True)
-class Add(Operator):
-    """Adds the vector: Δ = coef·v, or dose·median·u.
-
-    Source:
-        Turner et al. 2023, Activation Addition (arXiv:2308.10248); Rimsky et al. 2023 (arXiv:2312.06681).
-    """
-
-    amount: float
-    unit: Unit
-
-    def __post_init__(self) -> None:
-        _check_unit(self.unit)
-        object.__setattr__(self, "amount", _finite(self.amount, self.unit))
-
-    @override
-    def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
-        return self.constant(along).expand_as(h)
-
-    @override
-    def constant(self, along: Direction) -> Float[Tensor, " d_model"]:
-        if self.unit == "coef":
-            return self.amount * along.values
-        return self.amount * along.median_norm * along.unit
-
-    @override
-    def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        length = along.median_norm if self.unit == "dose" else float(along.values.double().norm())
-        return (self.amount * length, 0.0, -math.inf, math.inf)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "add", "amount": self.amount, "unit": self.unit}
-
-    def __str__(self) -> str:
-        return f"add({self.unit}={self.amount:g})"
-
-
-@dataclass(frozen=True)
-class Ablate(Operator):
-    """Removes the component along the direction: Δ = −(u·h) u.
-
-    Source:
-        Arditi et al. 2024, Refusal is mediated by a single direction (arXiv:2406.11717), section 2.4.
-    """
-
-    unit: Unit = "coef"
-
-    @override
-    def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
-        return -(h @ along.unit)[..., None] * along.unit
-
-    @override
-    def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        return (0.0, 1.0, 0.0, 0.0)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "ablate"}
-
-    def __str__(self) -> str:
-        return "ablate()"
-
-
-@dataclass(frozen=True)
-class Clamp(Operator):
-    """Keeps the component along the direction within bounds: Δ = (clip(u·h, lo, hi) − u·h) u."""
-
-    lo: float
-    hi: float
-    unit: Unit
-
-    def __post_init__(self) -> None:
-        _check_unit(self.unit)
-        if math.isinf(self.lo) and math.isinf(self.hi):
-            raise PlanError("clamp needs a bound: lo=, hi= or both.")
-        if not self.lo <= self.hi:
-            raise PlanError(f"clamp needs lo ≤ hi, got lo={self.lo!r} and hi={self.hi!r}.")
-
-    @override
-    def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
-        factor = along.median_norm if self.unit == "dose" else 1.0
-        projection = h @ along.unit
-        return (projection.clamp(self.lo * factor, self.hi * factor) - projection)[..., None] * along.unit
-
-    @override
-    def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        factor = along.median_norm if self.unit == "dose" else 1.0
-        return (0.0, 1.0, self.lo * factor, self.hi * factor)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        bounds = [None if math.isinf(bound) else bound for bound in (self.lo, self.hi)]
-        return {"kind": "clamp", "lo": bounds[0], "hi": bounds[1], "unit": self.unit}
-
-    def __str__(self) -> str:
-        return f"clamp({self.lo:g}, {self.hi:g}, {self.unit})"
-
-
 def add(
-    vector: SteeringVector, *, dose: float | None = None, coef: float | None = None, where: Where | None = None
+    vector: SteeringVector,
+    *,
+    dose: float | None = None,
+    coef: float | None = None,
+    where: Where | None = None,
+    norm: Norm | None = None,
+    schedule: Schedule | None = None,
+    when: Condition | None = None,
 ) -> Edit:
     """Adds a vector to the stream at its hook point.
 
@@ -134,27 +53,35 @@ def add(
         dose: norm of what is added, in median norms of the stream there; negative reverses the direction.
         coef: raw coefficient: adds coef times the vector. Give exactly one of dose and coef.
         where: positions; by default the last prompt token and everything generated.
+        norm: `keep` rescales the result to the norm the stream had.
+        schedule: a factor over generated positions.
+        when: a condition per row.
 
     Raises:
         PlanError: if not exactly one strength is given, or it is not finite.
     """
-    if (dose is None) == (coef is None):
-        raise PlanError(
-            "add takes exactly one strength: dose= (in median residual norms) or coef= (raw), got "
-            f"dose={dose!r} and coef={coef!r}."
-        )
-    operator = Add(coef, "coef") if coef is not None else Add(dose, "dose")  # pyright: ignore[reportArgumentType]
-    return _edit(operator, vector, where)
+    amount, unit = _strength("add", dose, coef)
+    return _edit(Add(amount, unit), vector, where, norm, schedule, when)
 
 
-def ablate(vector: SteeringVector, *, where: Where | None = None) -> Edit:
+def ablate(
+    vector: SteeringVector,
+    *,
+    where: Where | None = None,
+    norm: Norm | None = None,
+    schedule: Schedule | None = None,
+    when: Condition | None = None,
+) -> Edit:
     """Removes the stream's component along a direction, at the vector's hook point.
 
     Args:
         vector: the direction; its length does not matter.
         where: positions; by default the last prompt token and everything generated.
+        norm: `keep` rescales the result to the norm the stream had.
+        schedule: a factor over generated positions.
+        when: a condition per row.
     """
-    return _edit(Ablate(), vector, where)
+    return _edit(Ablate(), vector, where, norm, schedule, when)
 
 
 def clamp(
@@ -164,6 +91,9 @@ def clamp(
     *,
     unit: Unit = "coef",
     where: Where | None = None,
+    norm: Norm | None = None,
+    schedule: Schedule | None = None,
+    when: Condition | None = None,
 ) -> Edit:
     """Keeps the stream's projection on a direction within bounds, at the vector's hook point.
 
@@ -173,19 +103,96 @@ def clamp(
         hi: upper bound; None means none.
         unit: `coef`: bounds are values of u·h; `dose`: multiples of the median norm of the stream there.
         where: positions; by default the last prompt token and everything generated.
+        norm: `keep` rescales the result to the norm the stream had.
+        schedule: a factor over generated positions.
+        when: a condition per row.
 
     Raises:
         PlanError: without a bound, or with lo > hi.
     """
-    return _edit(_clamp(lo, hi, unit), vector, where)
+    return _edit(_clamp(lo, hi, unit), vector, where, norm, schedule, when)
 
 
-def operator_from_json(data: dict[str, Any]) -> Operator:
-    """The operator that `to_json` described.
+def set(
+    vector: SteeringVector,
+    value: float | None = None,
+    *,
+    dose: float | None = None,
+    coef: float | None = None,
+    reference: SteeringVector | None = None,
+    where: Where | None = None,
+    norm: Norm | None = None,
+    schedule: Schedule | None = None,
+    when: Condition | None = None,
+) -> Edit:
+    """Sets the stream's projection on a direction to a value, at the vector's hook point: an affine edit.
+
+    Args:
+        vector: the direction; its length does not matter.
+        value: the projection wanted, a value of u·h; the same as `coef`.
+        dose: the projection wanted, in median norms of the stream there.
+        coef: the projection wanted, a value of u·h. Give exactly one of value, dose and coef.
+        reference: a point r of the stream; then u·(h − r) becomes the value rather than u·h.
+        where: positions; by default the last prompt token and everything generated.
+        norm: `keep` rescales the result to the norm the stream had (and so changes the projection again).
+        schedule: a factor over generated positions.
+        when: a condition per row.
+
+    Raises:
+        PlanError: if not exactly one target is given, or it is not finite.
+        VectorShapeError: for a reference point of another width.
+    """
+    if value is not None and coef is not None:
+        raise PlanError(f"set takes one target, got value={value!r} and coef={coef!r}, which mean the same.")
+    amount, unit = _strength("set", dose, coef if value is None else value)
+    if reference is not None and not isinstance(reference, SteeringVector):
+        raise PlanError(
+            f"reference takes a SteeringVector, got {type(reference).__name__}; wrap a tensor with "
+            "SteeringVector.from_tensor(tensor, layer=…)."
+        )
+    return _edit(Set(amount, unit, reference), vector, where, norm, schedule, when)
+
+
+def rotate(
+    vector: SteeringVector,
+    toward: SteeringVector,
+    *,
+    angle: float,
+    where: Where | None = None,
+    norm: Norm | None = None,
+    schedule: Schedule | None = None,
+    when: Condition | None = None,
+) -> Edit:
+    """Rotates the stream in the plane of two vectors, from the first towards the second, at the first's hook point.
+
+    Args:
+        vector: first direction of the plane; its length does not matter.
+        toward: second direction; only its part orthogonal to the first matters.
+        angle: in radians.
+        where: positions; by default the last prompt token and everything generated.
+        norm: the rotation keeps the norm by itself; `keep` matters for plans scaled by something other than 1.
+        schedule: a factor over generated positions, on Δ rather than on the angle.
+        when: a condition per row.
+
+    Raises:
+        PlanError: for parallel vectors or an angle that is not finite.
+        VectorShapeError: for vectors of different width.
+    """
+    if not isinstance(toward, SteeringVector):
+        raise PlanError(f"toward takes a SteeringVector, got {type(toward).__name__}.")
+    return _edit(Rotate(angle, toward), vector, where, norm, schedule, when)
+
+
+def operator_from_json(data: dict[str, Any], hook_point: HookPoint = HookPoint(0, "resid_post")) -> Operator:  # noqa: B008
+    """The operator that `to_json` described; its further vectors are placed at the hook point.
 
     Raises:
         PlanError: if the description is not one of ours.
     """
+
+    def other(name: str) -> SteeringVector | None:
+        return None if data[name] is None else SteeringVector(unpack(data[name]), hook_point)
+
     try:
         kind = data["kind"]
         if kind == "add":
@@ -194,12 +201,25 @@ def operator_from_json(data: dict[str, Any]) -> Operator:
             return Ablate()
         if kind == "clamp":
             return _clamp(data["lo"], data["hi"], data["unit"])
+        if kind == "set":
+            return Set(data["value"], data["unit"], other("reference"))
+        if kind == "rotate":
+            toward = other("toward")
+            if toward is not None:
+                return Rotate(data["angle"], toward)
     except (KeyError, TypeError) as error:
         raise PlanError(f"Not a description of an operator: {data!r:.120}.") from error
-    raise PlanError(f"Unknown operator {kind!r}; this version knows add, ablate and clamp.")
+    raise PlanError(f"Unknown operator {kind!r}; this version knows add, ablate, clamp, set and rotate.")
 
 
-def _edit(operator: Operator, vector: SteeringVector, where: Where | None) -> Edit:
+def _edit(
+    operator: Operator,
+    vector: SteeringVector,
+    where: Where | None,
+    norm: Norm | None,
+    schedule: Schedule | None,
+    when: Condition | None,
+) -> Edit:
     if not isinstance(vector, SteeringVector):
         raise PlanError(
             f"An edit takes a SteeringVector, got {type(vector).__name__}; "
@@ -207,20 +227,19 @@ def _edit(operator: Operator, vector: SteeringVector, where: Where | None) -> Ed
         )
     if where is not None and not isinstance(where, Where):
         raise PlanError(f"where takes positions such as sl.where.generated(), got {where!r}.")
-    return Edit(operator, vector, default_where() if where is None else where)
+    places = default_where() if where is None else where
+    return Edit(operator, vector, places, norm=norm, schedule=schedule, when=when)
+
+
+def _strength(operator: str, dose: float | None, coef: float | None) -> tuple[float, Unit]:
+    if (dose is None) == (coef is None):
+        raise PlanError(
+            f"{operator} takes exactly one strength: dose= (in median residual norms) or coef= (raw), got "
+            f"dose={dose!r} and coef={coef!r}."
+        )
+    return (coef, "coef") if coef is not None else (dose, "dose")  # pyright: ignore[reportReturnType]
 
 
 def _clamp(lo: float | None, hi: float | None, unit: Unit) -> Clamp:
-    low = -math.inf if lo is None else _finite(lo, "lo")
-    return Clamp(low, math.inf if hi is None else _finite(hi, "hi"), unit)
-
-
-def _check_unit(unit: str) -> None:
-    if unit not in ("dose", "coef"):
-        raise PlanError(f"unit is 'dose' or 'coef', got {unit!r}.")
-
-
-def _finite(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise PlanError(f"{name} must be a finite number, got {value!r}.")
-    return float(value)
+    low = -math.inf if lo is None else finite(lo, "lo")
+    return Clamp(low, math.inf if hi is None else finite(hi, "hi"), unit)

@@ -1,23 +1,24 @@
 """Plans: immutable lists of edits, identified by their content."""
 
-import base64
 import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError, VectorShapeError
 from steerlab.core.hashing import content_hash
 from steerlab.core.hook_points import HookPoint
+from steerlab.steering import schedule as schedules
 from steerlab.steering import where as positions
+from steerlab.steering.condition import Condition
+from steerlab.steering.conflicts import check_conflicts
 from steerlab.steering.edit import Edit
 from steerlab.steering.operators import operator_from_json
+from steerlab.steering.packing import pack, unpack
 from steerlab.steering.vectors import SteeringVector, VectorCard
 
 HookPairs = list[tuple[str, Callable[..., Any]]]
@@ -30,10 +31,10 @@ class Plan:
     their hashes are: vector values, operators, strengths, positions and order.
 
     Args:
-        edits: made by `add`, `ablate`, `clamp`.
+        edits: made by `add`, `ablate`, `clamp`, `set`, `rotate`.
 
     Raises:
-        PlanError: if an argument is not an edit.
+        PlanError: if an argument is not an edit, or two edits contradict each other; see `steerlab.steering.conflicts`.
 
     Examples:
         >>> v = SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
@@ -50,6 +51,7 @@ class Plan:
             if not isinstance(edit, Edit):
                 raise PlanError(f"A plan is made of edits such as sl.add(v, dose=0.2), got {type(edit).__name__}.")
             edit.vector.unit  # noqa: B018  a zero vector is refused here
+        check_conflicts(edits)
         object.__setattr__(self, "edits", tuple(edits))
         object.__setattr__(self, "_hash", content_hash([edit.content() for edit in edits]))
 
@@ -75,7 +77,7 @@ class Plan:
 
     def __add__(self, other: "Plan") -> "Plan":
         if not isinstance(other, Plan):
-            return NotImplemented
+            raise PlanError(f"A plan adds to a plan, got {type(other).__name__}; wrap edits in Plan(...).")
         return Plan(*self.edits, *other.edits)
 
     def __str__(self) -> str:
@@ -91,6 +93,16 @@ class Plan:
     def hook_points(self) -> list[HookPoint]:
         """Every hook point it touches, in order of first use."""
         return list(dict.fromkeys(edit.hook_point for edit in self.edits))
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """Every condition its edits have, each once."""
+        return list(dict.fromkeys(edit.when for edit in self.edits if edit.when is not None))
+
+    @property
+    def sets(self) -> list[positions.Where]:
+        """Every set of positions its edits and conditions name."""
+        return [edit.where for edit in self.edits] + [condition.read for condition in self.conditions]
 
     def scaled(self, factor: float) -> "Plan":
         """The plan h → h + factor·Δ(h); a factor of 0 is the unsteered model.
@@ -138,13 +150,14 @@ class Plan:
             VectorShapeError: for a vector of another width.
         """
         for edit in self.edits:
-            edit.hook_point.check(info.n_layers)
-            if edit.vector.d_model != info.d_model:
-                raise VectorShapeError(
-                    f"The vector for {edit.hook_point.name} has shape [{edit.vector.d_model}], the residual stream of "
-                    f"{info.name} has [{info.d_model}]; extract it on this model."
-                )
-            _warn_of_origin(edit.vector, info)
+            for vector in (edit.vector,) if edit.when is None else (edit.vector, edit.when.probe):
+                vector.hook_point.check(info.n_layers)
+                if vector.d_model != info.d_model:
+                    raise VectorShapeError(
+                        f"The vector for {vector.hook_point.name} has shape [{vector.d_model}], the residual stream of "
+                        f"{info.name} has [{info.d_model}]; extract it on this model."
+                    )
+                _warn_of_origin(vector, info)
         return self
 
     def hooks(self, engine: Any) -> HookPairs:
@@ -196,19 +209,36 @@ def _warn_of_origin(vector: SteeringVector, info: ModelInfo) -> None:
 
 
 def _edit_json(edit: Edit) -> dict[str, Any]:
-    values = base64.b64encode(edit.vector.values.numpy().astype("<f4").tobytes()).decode()
+    options = {
+        "norm": edit.norm,
+        "schedule": None if edit.schedule is None else edit.schedule.to_json(),
+        "when": None if edit.when is None else edit.when.to_json(),
+    }
     return {
         "operator": edit.operator.to_json(),
         "where": edit.where.to_json(),
         "scale": edit.scale,
         "median_norm": edit.median_norm,
-        "vector": {"hook_point": edit.hook_point.name, "values": values, "card": edit.vector.card.to_json()},
-    }
+        "vector": {
+            "hook_point": edit.hook_point.name,
+            "values": pack(edit.vector.values),
+            "card": edit.vector.card.to_json(),
+        },
+    } | {name: value for name, value in options.items() if value is not None}
 
 
 def _edit_from_json(data: dict[str, Any]) -> Edit:
     stored = data["vector"]
-    values = torch.from_numpy(np.frombuffer(base64.b64decode(stored["values"], validate=True), dtype="<f4").copy())
-    vector = SteeringVector(values, HookPoint.parse(stored["hook_point"]), VectorCard.from_json(stored["card"]))
-    edit = Edit(operator_from_json(data["operator"]), vector, positions.from_json(data["where"]))
-    return replace(edit, scale=data["scale"], median_norm=data["median_norm"])
+    point = HookPoint.parse(stored["hook_point"])
+    vector = SteeringVector(unpack(stored["values"]), point, VectorCard.from_json(stored["card"]))
+    schedule, when = data.get("schedule"), data.get("when")
+    return Edit(
+        operator_from_json(data["operator"], point),
+        vector,
+        positions.from_json(data["where"]),
+        scale=data["scale"],
+        median_norm=data["median_norm"],
+        norm=data.get("norm"),
+        schedule=None if schedule is None else schedules.from_json(schedule),
+        when=None if when is None else Condition.from_json(when),
+    )

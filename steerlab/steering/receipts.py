@@ -19,6 +19,8 @@ class EditReceipt:
         edited: tokens at which the operator acted.
         expected: tokens that the plan implies.
         mean_relative_change: mean over edited tokens of ‖Δh‖ / ‖h‖; NaN if there were none.
+        condition_passed: what the edit's condition answered for the row; None without a condition. Where it failed,
+            no token is expected to be edited.
     """
 
     hook_point: str
@@ -27,6 +29,7 @@ class EditReceipt:
     edited: int
     expected: int
     mean_relative_change: float
+    condition_passed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def warn_if_idle(receipts: Sequence[Receipt]) -> None:
         for index, edit in enumerate(receipt.edits):
             key = (receipt.plan_hash, index)
             found[key] = found.get(key, 0) + edit.expected
+            if edit.condition_passed is False:
+                found[key] += 1  # a condition that failed is an answer, not a mistake
     idle = [(plan, index) for (plan, index), expected in found.items() if expected == 0]
     for plan, index in idle:
         edit = next(receipt for receipt in receipts if receipt.plan_hash == plan).edits[index]

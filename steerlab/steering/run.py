@@ -1,23 +1,30 @@
 """Carrying out a plan: the one reference implementation of steering, on plain tensors.
 
 An engine makes a `PlanRun` for a batch of rows, tells it before each forward pass which tokens the pass holds
-(`begin`), and calls `edit` at each hook point the plan touches. The run counts what it did, for the receipts.
+(`begin`), and calls `edit` at each hook point the plan touches. At a hook point, conditions are read first, then the
+plan's edits apply in its order, each seeing the result of the one before. The run counts what it did, for the receipts.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steerlab.core.errors import ReceiptError
+from steerlab.core.errors import PlanError, ReceiptError
 from steerlab.core.hook_points import HookPoint
+from steerlab.steering.condition import Gate
+from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.edit import Edit
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import RowPositions
 from steerlab.steering.receipts import EditReceipt, Receipt
-from steerlab.steering.where import RowPositions, Where
+from steerlab.steering.schedule import Schedule
+from steerlab.steering.sets import Where
 
 
 class Tally(NamedTuple):
@@ -35,27 +42,40 @@ class PlanRun:
     Args:
         plan: a plan whose doses are resolved.
         n_rows: rows of the batch.
+        contents: the prompt of each row; needed by plans with `span` or `mask` positions.
+
+    Raises:
+        PlanError: if such positions are not found in a prompt.
     """
 
-    def __init__(self, plan: Plan, n_rows: int) -> None:
+    def __init__(self, plan: Plan, n_rows: int, contents: Sequence[PromptContent] | None = None) -> None:
         self.plan = plan
         self.n_rows = n_rows
+        self.contents = contents
+        self._marks = marks_for(plan.sets, contents)
+        self._kept_marks = self._marks
+        self._gates = {condition: Gate(condition, n_rows) for condition in plan.conditions}
+        self._unanswered: list[Tensor] = []
         self._rows: RowPositions | None = None
         self._kept: Tensor | None = None
-        self._masks: dict[tuple[Where, torch.device], Bool[Tensor, "batch pos"]] = {}
+        self._masks: dict[tuple[Where, Schedule | None, torch.device], Bool[Tensor, "batch pos"]] = {}
         self._passes: list[list[Tally]] = [[] for _ in plan]
         self._edited = torch.zeros(len(plan), n_rows, dtype=torch.long)
         self._changes = torch.zeros(len(plan), n_rows)
 
     @property
     def hook_points(self) -> list[HookPoint]:
-        """Where `edit` must be called in every pass."""
-        return self.plan.hook_points
+        """Where `edit` must be called in every pass: what conditions read, and what edits change."""
+        return list(dict.fromkeys([condition.hook_point for condition in self._gates] + self.plan.hook_points))
 
     def begin(self, rows: RowPositions) -> None:
         """States which tokens the coming pass holds."""
-        self._rows = rows
+        self._rows = self.with_marks(rows)
         self._masks = {}
+
+    def with_marks(self, rows: RowPositions) -> RowPositions:
+        """A pass's tokens with what `span` and `mask` found in the prompts of its rows."""
+        return rows if self._kept_marks is None else replace(rows, marks=self._kept_marks)
 
     def edit(self, point: HookPoint, h: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The stream at a hook point after this plan's edits there, in its own dtype and on its own device."""
@@ -66,16 +86,20 @@ class PlanRun:
                 f"The stream at {point.name} has {tuple(h.shape[:2])} rows × positions, the pass was stated to have "
                 f"{tuple(self._rows.positions.shape)}."
             )
+        for gate in self._gates.values():
+            if gate.condition.hook_point == point:
+                gate.read(h, self._rows.on(h.device), self._kept)
         for index, edit in enumerate(self.plan):
             if edit.hook_point == point:
                 h = self._apply(index, edit, h)
         return h
 
     def _apply(self, index: int, edit: Edit, h: Tensor) -> Tensor:
-        mask = self._mask(edit.where, h.device)
+        assert self._rows is not None
+        mask = self._mask(edit, h.device)
         constant = edit.constant_delta(h.device, h.dtype)
         if constant is None:
-            wide = edit.delta(h.to(torch.float32))
+            wide = edit.delta(h.to(torch.float32), edit.factors(self._rows.on(h.device)))
             delta, size = wide.to(h.dtype), torch.linalg.vector_norm(wide.detach(), dim=-1)
         else:
             delta, size = constant
@@ -83,12 +107,18 @@ class PlanRun:
         self._passes[index].append(Tally(mask, size, norm, self._kept))
         return torch.where(mask[..., None], h + delta, h)
 
-    def _mask(self, where: Where, device: torch.device) -> Tensor:
+    def _mask(self, edit: Edit, device: torch.device) -> Tensor:
+        """Which tokens of the pass the edit reaches; edits with the same positions share the answer."""
         assert self._rows is not None
-        key = (where, device)
+        key = (edit.where, edit.schedule, device)
         if key not in self._masks:
-            self._masks[key] = where.resolve(self._rows.on(device))
-        return self._masks[key]
+            self._masks[key] = edit.selects(self._rows.on(device))
+        mask = self._masks[key]
+        if edit.when is None:
+            return mask
+        answered, passed = self._gates[edit.when].answers(self._rows.on(device), self._kept)
+        self._unanswered.append((mask & ~answered[:, None]).any())
+        return mask & (answered & passed)[:, None]
 
     def add_counts(self, index: int, edited: Int[Tensor, " batch"], changes: Float[Tensor, " batch"]) -> None:
         """Adds counts that a compiled operator made for the plan's edit of this index."""
@@ -98,6 +128,7 @@ class PlanRun:
     def narrow(self, kept: Int[Tensor, " rows"]) -> None:
         """States that the coming passes hold only these of the current rows; the others keep their counts."""
         self._kept = kept if self._kept is None else self._kept[kept.to(self._kept.device)]
+        self._kept_marks = None if self._marks is None else self._marks.rows(self._kept)
 
     def counts(self) -> tuple[Int[Tensor, "edits batch"], Float[Tensor, "edits batch"]]:
         """Edited tokens and summed ‖Δh‖/‖h‖ so far, on the CPU."""
@@ -115,8 +146,11 @@ class PlanRun:
         Args:
             rows_of: for each new row, the row of this run it continues.
         """
-        later = PlanRun(self.plan, len(rows_of))
+        contents = None if self.contents is None else [self.contents[row] for row in rows_of]
+        later = PlanRun(self.plan, len(rows_of), contents)
         index = torch.tensor(list(rows_of), dtype=torch.long)
+        later._gates = {condition: gate.continued(index) for condition, gate in self._gates.items()}
+        later._unanswered = list(self._unanswered)
         edited, changes = self.counts()
         later._edited, later._changes = edited[:, index], changes[:, index]
         return later
@@ -124,7 +158,7 @@ class PlanRun:
     def receipts(
         self,
         *,
-        lengths: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
         prompt_lens: Sequence[int],
         prompt_indices: Sequence[int],
         row_indices: Sequence[int],
@@ -133,7 +167,7 @@ class PlanRun:
         """Checked receipts, one per row.
 
         Args:
-            lengths: tokens of each row that were run.
+            token_ids: the tokens of each row that were run.
             prompt_lens: prompt length of each row.
             prompt_indices: the caller's prompt of each row.
             row_indices: the row's place in the call's result.
@@ -141,25 +175,41 @@ class PlanRun:
 
         Raises:
             ReceiptError: if an edit reached other positions than the plan implies.
+            PlanError: if an edit was reached before its condition was answered.
         """
+        self._check_answers()
         edited, changes = self.counts()
-        rows = RowPositions.of_rows(list(lengths), list(prompt_lens))
-        expected = [edit.where.resolve(rows).sum(dim=-1) for edit in self.plan]
+        rows = RowPositions.of_tokens(token_ids, prompt_lens, self._marks)
+        fired = {condition: gate.fired() for condition, gate in self._gates.items()}
+        expected = [edit.selects(rows).sum(dim=-1) for edit in self.plan]
         made = []
         for row in range(self.n_rows):
-            entries = tuple(
-                EditReceipt(
-                    hook_point=edit.hook_point.name,
-                    layer=edit.hook_point.layer,
-                    operator=str(edit.operator),
-                    edited=int(edited[k, row]),
-                    expected=int(expected[k][row]),
-                    mean_relative_change=float(changes[k, row] / edited[k, row]) if edited[k, row] else float("nan"),
+            entries = []
+            for k, edit in enumerate(self.plan):
+                answer = None if edit.when is None else fired[edit.when][row]
+                entries.append(
+                    EditReceipt(
+                        hook_point=edit.hook_point.name,
+                        layer=edit.hook_point.layer,
+                        operator=str(edit.operator),
+                        edited=int(edited[k, row]),
+                        expected=0 if answer is False else int(expected[k][row]),
+                        mean_relative_change=float(changes[k, row] / edited[k, row]) if edited[k, row] else math.nan,
+                        condition_passed=answer,
+                    )
                 )
-                for k, edit in enumerate(self.plan)
-            )
-            made.append(Receipt(prompt_indices[row], row_indices[row], plan_hash, entries).check())
+            receipt = Receipt(prompt_indices[row], row_indices[row], plan_hash, tuple(entries))
+            made.append(receipt.check())
         return made
+
+    def _check_answers(self) -> None:
+        if self._unanswered and bool(torch.stack([early.cpu() for early in self._unanswered]).any()):
+            conditions = "; ".join(str(edit.when) for edit in self.plan if edit.when is not None)
+            raise PlanError(
+                f"An edit was reached before its condition was answered ({conditions}). Read the probe at the edit's "
+                "layer or an earlier one, edit generated positions only, or, if a prompt longer than the engine's "
+                "batch_tokens was run in blocks, raise batch_tokens."
+            )
 
 
 def _alike(passes: Sequence[Tally]) -> list[list[Tally]]:

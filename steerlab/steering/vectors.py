@@ -4,15 +4,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from steerlab.core.engine import ModelInfo
+from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import HookPointError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.pairs import ContrastPairs
+
+if TYPE_CHECKING:
+    from steerlab.steering.diagnostics import Diagnostics
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class VectorCard:
         median_norm: median norm of the stream at `extracted_at` on the reference text, position 0 left out.
         versions: library versions it was made with.
         notes: anything else worth knowing.
+        chat: whether strings were read as user turns of a chat.
     """
 
     name: str | None = None
@@ -50,6 +55,7 @@ class VectorCard:
     median_norm: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: str | None = None
+    chat: bool = False
 
     def __post_init__(self) -> None:
         median = self.median_norm
@@ -61,7 +67,10 @@ class VectorCard:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable dictionary of all entries."""
-        return asdict(self) | {"versions": dict(self.versions)}
+        entries = asdict(self) | {"versions": dict(self.versions)}
+        if not self.chat:
+            del entries["chat"]  # absent means no
+        return entries
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "VectorCard":
@@ -225,9 +234,11 @@ class VectorSet(Mapping[int, SteeringVector]):
 
     Attributes:
         by_layer: the vectors, in order of layer.
+        origin: what a set just extracted remembers of its making, for `diagnostics`; not saved.
     """
 
     by_layer: tuple[SteeringVector, ...]
+    origin: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.by_layer, key=lambda v: v.layer))
@@ -258,6 +269,30 @@ class VectorSet(Mapping[int, SteeringVector]):
     def __len__(self) -> int:
         return len(self.by_layer)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (VectorSet, (self.by_layer,))
+
+    def diagnostics(
+        self, dev: ContrastPairs, engine: Engine | None = None, *, chat: bool | None = None, n_splits: int = 5
+    ) -> "Diagnostics":
+        """How good each layer's vector looks on pairs it was not made from, before anything is steered with it.
+
+        Args:
+            dev: held-out contrast pairs.
+            engine: the engine to read with; a set just extracted remembers its own.
+            chat: take strings as user turns; as in the extraction by default.
+            n_splits: random splits of `dev` into halves, for the split-half cosine.
+
+        Returns:
+            A `Diagnostics`, with `.to_frame()`; `steerlab.plot_diagnostics` draws it.
+
+        Raises:
+            InputError: without an engine.
+        """
+        from steerlab.steering.diagnostics import diagnose
+
+        return diagnose(self, dev, engine, chat=chat, n_splits=n_splits)
+
     def save(self, path: str | Path) -> Path:
         """Writes all vectors to one safetensors file, atomically."""
         from steerlab.steering.files import save_vectors
@@ -274,6 +309,65 @@ class VectorSet(Mapping[int, SteeringVector]):
         from steerlab.steering.files import load_vector_set
 
         return load_vector_set(path)
+
+    def to_gguf(self, path: str | Path, *, model_hint: str) -> Path:
+        """Writes a llama.cpp control vector, atomically; see `steerlab.steering.formats.gguf`.
+
+        Raises:
+            VectorFileError: for vectors at another site than `resid_post`, or at layer 0.
+        """
+        from steerlab.steering.formats.gguf import export_gguf
+
+        return export_gguf(path, self, model_hint=model_hint)
+
+    @classmethod
+    def from_gguf(cls, path: str | Path) -> "VectorSet":
+        """Reads a control vector of llama.cpp or repeng.
+
+        Raises:
+            VectorFileError: if it is no such file, or is damaged.
+        """
+        from steerlab.steering.formats.gguf import import_gguf
+
+        return import_gguf(path)
+
+    def to_torch(self, path: str | Path) -> Path:
+        """Writes a `.pt` dictionary keyed by hook point, atomically; see `steerlab.steering.formats.torch_files`."""
+        from steerlab.steering.formats.torch_files import export_torch
+
+        return export_torch(path, self)
+
+    @classmethod
+    def from_torch(cls, path: str | Path, *, site: str = "resid_post") -> "VectorSet":
+        """Reads a `.pt` dictionary keyed by hook point, or by layer numbers that mean `site`; nothing in it is run.
+
+        Raises:
+            VectorFileError: if it is no such file, is damaged, or refers to anything but tensors.
+        """
+        from steerlab.steering.formats.torch_files import import_torch
+
+        return import_torch(path, site=site)
+
+    def to_steering_vectors(self) -> dict[str, Any]:
+        """The arguments of a `steering_vectors.SteeringVector`; see `steerlab.steering.formats.steering_vectors`.
+
+        Raises:
+            VectorFileError: for vectors at a site that has no layer type there.
+        """
+        from steerlab.steering.formats.steering_vectors import export_steering_vectors
+
+        return export_steering_vectors(self)
+
+    @classmethod
+    def from_steering_vectors(cls, steering_vector: Any) -> "VectorSet":
+        """Takes the vectors of a `steering_vectors.SteeringVector`.
+
+        Raises:
+            VectorFileError: if it is no such object, or its layer type has no hook point here.
+        """
+        from steerlab.steering.formats.steering_vectors import import_steering_vectors
+
+        return import_steering_vectors(steering_vector)
 
 
 def model_entries(info: ModelInfo) -> dict[str, Any]:

@@ -2,11 +2,14 @@ import copy
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+import steerlab as sl
 from steerlab.cli.yaml_file import read_spec
 from steerlab.core.errors import DataError
 
+V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sentiment.yaml"
 SMALLEST = {
     "name": "trial",
@@ -185,3 +188,18 @@ def test_the_documentation_names_every_key():
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     keys = {key for model in (ExperimentSpec, *_sections().values()) for key in model.model_fields}
     assert [key for key in sorted(keys) if f"{key}:" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ({}, sl.add(V, dose=1.0)),
+        ({"operator": "set", "coef": 2.0}, sl.set(V, 2.0)),
+        ({"operator": "set", "dose": 0.1, "norm": "keep"}, sl.set(V, dose=0.1, norm="keep")),
+        ({"operator": "clamp", "lo": -1, "unit": "dose"}, sl.clamp(V, lo=-1, unit="dose")),
+        ({"operator": "ablate", "where": "all", "norm": "keep"}, sl.ablate(V, where=sl.where.all(), norm="keep")),
+    ],
+    ids=str,
+)
+def test_every_operator_of_the_file_is_the_operator_it_names(write, plan, expected):
+    assert read_spec(write({"plan": plan})).plan.plan(V) == sl.Plan(expected)

@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,3 +149,96 @@ def test_flips_balance_over_all_pairs_when_groups_cannot(groups):
 def test_one_string_is_not_a_list_of_prompts():
     with pytest.raises(DataError, match="two lists"):
         ContrastPairs.from_lists("abc", "abd")
+
+
+# --- CSV, frames, and wrong types ---------------------------------------------------------------------------------
+
+
+def test_from_csv(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text('good,bad,g,split\n"I, too",no,x,train\nyes,"no\nno",y,train\nmaybe,never,x,test\n')
+    loaded = ContrastPairs.from_csv(path, positive="good", negative="bad", group="g", split="train")
+    assert list(loaded) == [("I, too", "no"), ("yes", "no\nno")]
+    assert loaded.groups == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [("c,,x", r"pairs\.csv:4 has no 'negative'"), ("c,d,", r"pairs\.csv:4 has no 'g'"), ("c,d", r"pairs\.csv:4")],
+)
+def test_a_bad_csv_row_is_named_by_its_line(tmp_path, row, place):
+    path = tmp_path / "pairs.csv"
+    path.write_text(f'positive,negative,g\n"a\na",b,x\n{row}\n')
+    with pytest.raises(DataError, match=place):
+        ContrastPairs.from_csv(path, group="g")
+
+
+def test_a_csv_without_the_column_names_those_it_has(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("question,answer\na,b\n")
+    with pytest.raises(DataError, match=r"pairs\.csv:2 has no 'positive'; its keys are answer, question"):
+        ContrastPairs.from_csv(path)
+
+
+def test_a_chat_written_into_a_csv_cell_is_text(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text('positive,negative\n"[1, 2]",b\n')
+    assert list(ContrastPairs.from_csv(path)) == [("[1, 2]", "b")]
+
+
+def test_frames_round_trip():
+    chat = [{"role": "user", "content": "hi"}]
+    original = ContrastPairs.from_lists(["a", chat, [1, 2]], ["b", "c", [3]], ["x", "y", "x"])
+    frame = original.to_frame()
+    assert list(frame.columns) == ["positive", "negative", "group"]
+    assert list(frame.index) == [0, 1, 2]
+    assert ContrastPairs.from_frame(frame, group="group").hash == original.hash
+
+
+def test_a_frame_that_was_filtered_is_read_by_position():
+    frame = pd.DataFrame({"positive": ["a", "b", None], "negative": ["c", "d", "e"], "split": ["x", "y", "y"]})
+    assert list(ContrastPairs.from_frame(frame, split="x")) == [("a", "c")]
+    with pytest.raises(DataError, match="row 2 has no 'positive'"):
+        ContrastPairs.from_frame(frame)
+    with pytest.raises(DataError, match="row 1 has no 'positive'"):
+        ContrastPairs.from_frame(frame[1:])
+    with pytest.raises(DataError, match="split 'z'"):
+        ContrastPairs.from_frame(frame, split="z")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ContrastPairs.from_lists(3, ["b"]),
+        lambda: ContrastPairs.from_lists(["a"], None),
+        lambda: ContrastPairs.from_lists([3], ["b"]),
+        lambda: ContrastPairs.from_lists([None], ["b"]),
+        lambda: ContrastPairs.from_lists([["a"]], ["b"]),
+        lambda: ContrastPairs.from_lists(["a"], [1.5]),
+        lambda: ContrastPairs.from_lists(["a"], ["b"], 3),
+        lambda: ContrastPairs.from_lists(["a"], ["b"], "x"),
+        lambda: ContrastPairs.from_frame("pairs.csv"),
+        lambda: ContrastPairs.from_jsonl(3),
+        lambda: ContrastPairs.from_csv(None),
+        lambda: ContrastPairs.from_lists(["a", "c"], ["b", "d"]).split("half"),
+    ],
+)
+def test_wrong_types_are_data_errors(make):
+    with pytest.raises(DataError):
+        make()
+
+
+def test_a_text_on_the_other_side_of_another_group_is_a_leak():
+    crossed = ContrastPairs.from_lists(["a", "b", "c", "d"], ["b", "e", "f", "g"], ["1", "2", "3", "4"])
+    results = []
+    for seed in range(20):
+        try:
+            left, right = crossed.split(0.5, seed=seed)
+            results.append({*left.groups} >= {"1", "2"} or {*right.groups} >= {"1", "2"})
+        except DataError as error:
+            results.append(None)
+            found = str(error)
+    assert None in results
+    assert True in results
+    assert False not in results
+    assert "'b'" in found

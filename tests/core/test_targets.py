@@ -1,5 +1,7 @@
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from steerlab.core.errors import DataError
@@ -68,3 +70,74 @@ def test_split_and_hash(tmp_path):
     assert dev.hash == both.take([0]).hash != both.hash
     with pytest.raises(DataError, match="split 'nope'"):
         Targets.from_jsonl(path, split="nope")
+
+
+# --- CSV, frames, split, and wrong types --------------------------------------------------------------------------
+
+
+def test_from_csv(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        'prompt,target,label,group,split\np," a, b",1,g,dev\np, c,-1,g,dev\nq, a,+1,h,test\nq, b, -1 ,h,test\n'
+    )
+    (item,) = Targets.from_csv(path, split="dev")
+    assert (item.prompt, item.positives, item.negatives, item.group) == ("p", (" a, b",), (" c",), "g")
+    assert len(Targets.from_csv(path)) == 2
+
+
+@pytest.mark.parametrize("label", ["", "yes", "2", "0", "1.0", "None"])
+def test_a_bad_csv_label_is_named_by_its_line(tmp_path, label):
+    path = tmp_path / "t.csv"
+    path.write_text(f"prompt,target,label\np, a,1\np, b,{label}\n")
+    with pytest.raises(DataError, match=r"t\.csv:3"):
+        Targets.from_csv(path)
+
+
+def test_frames_round_trip():
+    chat = [{"role": "user", "content": "hi"}]
+    original = Targets.from_records(
+        [row(chat, " a", 1), row(chat, [7], -1), row("q", " b", -1), row("q", " a", 1), row("q", " c", 1)]
+    )
+    frame = original.to_frame()
+    assert list(frame.columns) == ["prompt", "target", "label", "group"]
+    assert frame["label"].tolist() == [1, -1, 1, 1, -1]
+    assert Targets.from_frame(frame).hash == original.hash
+
+
+def test_a_frame_takes_numpy_labels_and_missing_groups():
+    frame = pd.DataFrame(
+        {"prompt": ["p", "p"], "target": [" a", " b"], "label": np.array([1, -1]), "group": [np.nan, None]}
+    )
+    assert Targets.from_frame(frame).groups == ["p"]
+    with pytest.raises(DataError, match="row 1 has label 3"):
+        Targets.from_frame(frame.assign(label=[1, 3]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Targets.from_records(3),
+        lambda: Targets.from_records([3]),
+        lambda: Targets.from_records("p"),
+        lambda: Targets.from_records({"prompt": "p"}),
+        lambda: Targets.from_records([row("p", " a", "one")]),
+        lambda: Targets.from_records([row("p", " a", [1])]),
+        lambda: Targets.from_frame(3),
+        lambda: Targets.from_jsonl(3),
+        lambda: Targets.from_csv(None),
+        lambda: Targets((3,)),
+    ],
+)
+def test_wrong_types_are_data_errors(make):
+    with pytest.raises(DataError):
+        make()
+
+
+def test_split_keeps_groups_and_finds_leaks():
+    rows = [row(f"p{i}", t, label, group=i // 2) for i in range(8) for t, label in ((" a", 1), (" b", -1))]
+    left, right = Targets.from_records(rows).split(0.5, seed=1)
+    assert len(left) == len(right) == 4
+    assert not {*left.groups} & {*right.groups}
+    leaky = [row("p", t, label, group=g) for g in "xy" for t, label in ((" a", 1), (" b", -1))]
+    with pytest.raises(DataError, match="'p'"):
+        Targets.from_records(leaky).split(0.5)

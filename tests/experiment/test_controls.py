@@ -95,3 +95,11 @@ def test_too_few_draws_are_announced() -> None:
 def test_counts_are_checked(count: object) -> None:
     with pytest.raises(InputError, match="≥ 0"):
         Controls(random=count)  # pyright: ignore[reportArgumentType]
+
+
+def test_flips_of_chat_vectors_read_chats_again(tiny_llama_engine: sl.LensEngine) -> None:
+    pairs = sl.ContrastPairs.from_lists(["good day", "fine sun", "nice soup"], ["bad day", "foul rain", "vile soup"])
+    vector = sl.extract(tiny_llama_engine, pairs, layers=1, chat=True)[1]
+    flips = LabelFlips(tiny_llama_engine, sl.Plan(sl.add(vector, coef=1.0)), pairs)
+    acts = flips._acts[vector.hash]
+    torch.testing.assert_close((acts.positive[1] - acts.negative[1]).mean(dim=0), vector.values)

@@ -198,3 +198,26 @@ def test_a_file_of_two_sites_is_no_set(tmp_path):
     assert len(load_vectors(path)) == 2
     with pytest.raises(VectorFileError):
         VectorSet.load(path)
+
+
+def test_a_file_of_two_widths_is_no_set(tmp_path):
+    narrow = SteeringVector(torch.ones(4), HookPoint(3), CARD)
+    with pytest.raises(VectorFileError, match=r"widths \[4, 8\]"):
+        VectorSet.load(save_vectors(tmp_path / "v", [vector(), narrow]))
+
+
+@pytest.mark.parametrize("load", [SteeringVector.load, VectorSet.load, VectorSet.from_gguf, VectorSet.from_torch])
+def test_what_is_far_too_large_is_not_read(tmp_path, load):
+    path = tmp_path / "model"
+    path.touch()
+    os.truncate(path, (1 << 30) + 1)  # no byte of it is on the disk
+    with pytest.raises(VectorFileError, match="Is it a model"):
+        load(path)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("path", [None, 3.5, "a\0b"])
+@pytest.mark.parametrize("load", [SteeringVector.load, VectorSet.load, VectorSet.from_gguf, VectorSet.from_torch])
+def test_what_is_no_path_is_refused(load, path):
+    with pytest.raises(VectorFileError, match="Cannot read"):
+        load(path)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import steerlab as sl
-from steerlab.core.errors import PlanError
+from steerlab.core.errors import PlanError, VectorShapeError
 from steerlab.steering import where
 from steerlab.steering.operators import operator_from_json
 from steerlab.steering.vectors import SteeringVector
@@ -189,3 +189,131 @@ def test_json_round_trip(edit):
 def test_other_json_is_refused(data):
     with pytest.raises(PlanError):
         operator_from_json(data)
+
+
+# --- set ----------------------------------------------------------------------------------------------------------
+
+
+def test_set_makes_the_projection_the_target():
+    # u·h = 6, wanted 8: Δ = 2 u
+    assert delta(sl.set(V, 8.0), 10.0, 0.0) == pytest.approx([1.2, 1.6])
+    assert delta(sl.set(V, coef=8.0), 10.0, 0.0) == pytest.approx([1.2, 1.6])
+    assert delta(sl.set(V, dose=0.08), 10.0, 0.0, median=100.0) == pytest.approx([1.2, 1.6])
+
+
+def test_set_to_zero_is_ablate():
+    h = torch.tensor([[10.0, 0.0], [-3.0, 7.0]])
+    torch.testing.assert_close(applied(sl.set(V, 0.0), h), applied(sl.ablate(V), h))
+
+
+def test_a_reference_point_moves_the_origin_of_the_projection():
+    # u·r = .6·5 + .8·0 = 3, so the projection becomes 8 + 3 = 11; it was 6, so Δ = 5 u
+    r = SteeringVector.from_tensor(torch.tensor([5.0, 0.0]), layer=3)
+    edit = sl.set(V, 8.0, reference=r)
+    assert delta(edit, 10.0, 0.0) == pytest.approx([3.0, 4.0])
+    assert float((applied(edit, torch.tensor([[10.0, 0.0]])) - r.values) @ V.unit) == pytest.approx(8.0)
+    assert edit.formula() == pytest.approx((0.0, 1.0, 11.0, 11.0, 1.0))
+
+
+@given(streams, st.floats(-50, 50))
+def test_after_set_the_projection_is_the_target_and_nothing_else_moved(h, target):
+    after = applied(sl.set(V, target), h)
+    torch.testing.assert_close(after @ V.unit, torch.full((2,), target), atol=2e-4, rtol=1e-5)
+    across = torch.tensor([-0.8, 0.6])
+    torch.testing.assert_close(after @ across, h @ across, atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("strength", [{}, {"dose": 1.0, "coef": 1.0}, {"value": 1.0, "dose": 1.0}])
+def test_set_takes_exactly_one_target(strength):
+    with pytest.raises(PlanError, match="exactly one strength"):
+        sl.set(V, **strength)
+
+
+def test_set_with_value_and_coef_says_that_they_mean_the_same():
+    with pytest.raises(PlanError, match="mean the same"):
+        sl.set(V, 1.0, coef=1.0)
+
+
+# --- rotate -------------------------------------------------------------------------------------------------------
+
+E0 = SteeringVector.from_tensor(torch.tensor([2.0, 0.0, 0.0]), layer=1)
+E1 = SteeringVector.from_tensor(torch.tensor([3.0, 5.0, 0.0]), layer=1)  # orthogonal to E0 it is the second axis
+
+
+def test_a_quarter_turn_takes_the_first_axis_to_the_second():
+    assert delta(sl.rotate(E0, E1, angle=math.pi / 2), 4.0, 0.0, 9.0) == pytest.approx([-4, 4, 0], abs=1e-5)
+    assert delta(sl.rotate(E0, E1, angle=math.pi / 2), 0.0, 4.0, 9.0) == pytest.approx([-4, -4, 0], abs=1e-5)
+
+
+def test_sixty_degrees_by_hand():
+    # (4, 2) turned by 60°: (4/2 − 2·√3/2, 4·√3/2 + 2/2) = (2 − √3, 2√3 + 1)
+    expected = [2 - math.sqrt(3) - 4, 2 * math.sqrt(3) + 1 - 2, 0]
+    assert delta(sl.rotate(E0, E1, angle=math.pi / 3), 4.0, 2.0, 7.0) == pytest.approx(expected, abs=1e-5)
+
+
+@given(st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3), st.floats(-7, 7), st.floats(-7, 7))
+def test_rotations_keep_norms_and_add_up(values, first, second):
+    h = torch.tensor([values])
+    once = applied(sl.rotate(E0, E1, angle=first), h)
+    torch.testing.assert_close(once.norm(), h.norm(), atol=1e-3, rtol=1e-5)
+    assert once[0, 2] == h[0, 2]
+    twice = applied(sl.rotate(E0, E1, angle=second), once)
+    torch.testing.assert_close(twice, applied(sl.rotate(E0, E1, angle=first + second), h), atol=2e-3, rtol=1e-4)
+
+
+def test_a_rotation_needs_a_plane():
+    with pytest.raises(PlanError, match="parallel"):
+        sl.rotate(E0, E0.scaled(-3.0), angle=1.0)
+    with pytest.raises(VectorShapeError, match=r"\[3\] and \[2\]"):
+        sl.rotate(E0, V, angle=1.0)
+
+
+def test_a_rotation_has_no_shared_formula_and_says_so():
+    with pytest.raises(PlanError, match=r"rotate\(1 rad\) is not along one direction"):
+        sl.rotate(E0, E1, angle=1.0).formula()
+
+
+# --- norm="keep" --------------------------------------------------------------------------------------------------
+
+
+def test_norm_keep_by_hand():
+    # (3, 0) + (0, 4) = (3, 4), scaled from norm 5 to norm 3: (1.8, 2.4)
+    up = SteeringVector.from_tensor(torch.tensor([0.0, 4.0]), layer=1)
+    assert delta(sl.add(up, coef=1.0, norm="keep"), 3.0, 0.0) == pytest.approx([-1.2, 2.4])
+
+
+@given(streams, st.floats(-3, 3))
+def test_the_norm_is_kept_at_every_scale_and_scale_zero_changes_nothing(h, scale):
+    edit = sl.add(V, coef=1.5, norm="keep")
+    kept = applied(edit.scaled(scale), h)
+    direct = h + 1.5 * scale * V.values
+    if (direct.norm(dim=-1) > 1e-2).all():
+        torch.testing.assert_close(kept.norm(dim=-1), h.norm(dim=-1), atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(applied(edit.scaled(0.0), h), h, atol=0, rtol=0)
+
+
+def test_norm_keep_makes_an_addition_depend_on_the_stream(unchecked_types):
+    edit = sl.add(V, coef=1.0, norm="keep")
+    assert edit.constant_delta(torch.device("cpu"), torch.float32) is None
+    assert "norm='keep'" in str(edit.no_formula_because)
+    with pytest.raises(PlanError, match="norm is 'keep' or None"):
+        sl.add(V, coef=1.0, norm="keeps")
+
+
+# --- one formula for all that are along one direction -------------------------------------------------------------
+
+
+@given(streams, st.sampled_from(["add", "ablate", "clamp", "set", "affine"]), st.floats(-2, 2))
+def test_the_shared_formula_is_the_reference_implementation(h, kind, scale):
+    r = SteeringVector.from_tensor(torch.tensor([5.0, -2.0]), layer=1)
+    edit = {
+        "add": sl.add(V, coef=1.5),
+        "ablate": sl.ablate(V),
+        "clamp": sl.clamp(V, -3.0, 8.0),
+        "set": sl.set(V, 4.0),
+        "affine": sl.set(V, 4.0, reference=r),
+    }[kind].scaled(scale)
+    a, g, lo, hi, s = edit.formula()
+    projection = h @ V.unit
+    formula = s * (a + g * (projection.clamp(lo, hi) - projection))[..., None] * V.unit
+    torch.testing.assert_close(formula, edit.delta(h).expand_as(h), atol=1e-4, rtol=1e-4)

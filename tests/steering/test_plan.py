@@ -112,7 +112,7 @@ def test_plus_concatenates_in_order():
     assert a + b != b + a
     assert (a + b) + a == a + (b + a)
     assert a + Plan() == a
-    with pytest.raises(TypeError):
+    with pytest.raises(PlanError, match="wrap edits"):
         _ = a + sl.ablate(U)
 
 

@@ -26,7 +26,11 @@ def run_once(plan, h, rows=ROWS):
 
 def receipts(run, lengths=(3, 2), prompt_lens=(2, 1)):
     return run.receipts(
-        lengths=lengths, prompt_lens=prompt_lens, prompt_indices=[0, 1], row_indices=[0, 1], plan_hash="h"
+        token_ids=[[7] * length for length in lengths],
+        prompt_lens=prompt_lens,
+        prompt_indices=[0, 1],
+        row_indices=[0, 1],
+        plan_hash="h",
     )
 
 

@@ -17,9 +17,11 @@ from steerlab.engines.lens.decoding import StopRules
 from steerlab.engines.lens.generating import GenerationJob, GenerationTask, ran_tokens
 from steerlab.engines.lens.rows import Rows, left_padded
 from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.content import PromptContent, marks_for
+from steerlab.steering.positions import RowPositions
 from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import RowPositions, Where
+from steerlab.steering.sets import Where
 from steerlab.steering.where import all as all_positions
 
 
@@ -35,6 +37,7 @@ class CaptureTask:
         pool: `mean`, `last` or None.
         rules: how much to generate; nothing with `max_new_tokens=0`.
         policy: the sampling policy of that generation.
+        contents: per prompt of the call, what `span` and `mask` positions look at.
     """
 
     bridge: Any
@@ -44,6 +47,7 @@ class CaptureTask:
     pool: str | None
     rules: StopRules
     policy: SamplingPolicy
+    contents: Sequence[PromptContent]
     values: dict[HookPoint, dict[int, Tensor]] = field(default_factory=dict)
     positions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     completions: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -51,51 +55,59 @@ class CaptureTask:
 
     def run(self, jobs: Sequence[GenerationJob], assigned: AssignedPlan) -> None:
         """Reads one batch of rows under one plan."""
-        capture = Capture(self.points, self.where, self.pool, len(jobs))
+        marks = marks_for([self.where], self._contents(jobs))
+        capture = Capture(self.points, self.where, self.pool, len(jobs), marks)
         if self.rules.max_new_tokens:
-            lengths = self._generate(jobs, assigned, capture)
+            ran = self._generate(jobs, assigned, capture)
         else:
-            lengths = self._pass(jobs, assigned, capture)
+            ran = self._pass(jobs, assigned, capture)
         indices = [job.row_index for job in jobs]
-        for job, length in zip(jobs, lengths, strict=True):
-            self.positions[job.row_index] = self._read_positions(job, length)
+        for job, token_ids in zip(jobs, ran, strict=True):
+            self.positions[job.row_index] = self._read_positions(job, token_ids)
         for point in self.points:
             self.values.setdefault(point, {}).update(zip(indices, capture.values(point), strict=True))
 
-    def _pass(self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, capture: Capture) -> list[int]:
-        lens = [len(job.prompt) for job in jobs]
+    def _contents(self, jobs: Sequence[GenerationJob]) -> list[PromptContent]:
+        return [self.contents[job.prompt_index] for job in jobs]
+
+    def _pass(self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, capture: Capture) -> list[tuple[int, ...]]:
+        prompts = [job.prompt for job in jobs]
+        lens = [len(prompt) for prompt in prompts]
         for job in jobs:
-            self._read_positions(job, len(job.prompt))
-        run = PlanRun(assigned.plan, len(jobs))
+            self._read_positions(job, job.prompt)
+        run = PlanRun(assigned.plan, len(jobs), self._contents(jobs))
         hooks = plan_hooks(run) + capture.hooks()
         backend = exact_backend(self.bridge, hooks)
         with backend.attached(hooks):
-            Rows(backend.model, run, lens).extend(*left_padded([job.prompt for job in jobs]), keep=1)
+            Rows(backend.model, run, lens).extend(*left_padded(prompts), keep=1)
         made = run.receipts(
-            lengths=lens,
+            token_ids=prompts,
             prompt_lens=lens,
             prompt_indices=[job.prompt_index for job in jobs],
             row_indices=[job.row_index for job in jobs],
             plan_hash=assigned.given_hash,
         )
         self.receipts.update(zip([job.row_index for job in jobs], made, strict=True))
-        return lens
+        return prompts
 
-    def _generate(self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, capture: Capture) -> list[int]:
-        task = GenerationTask(self.bridge, self.tokenizer, self.policy, self.rules)
+    def _generate(
+        self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, capture: Capture
+    ) -> list[tuple[int, ...]]:
+        task = GenerationTask(self.bridge, self.tokenizer, self.policy, self.rules, contents=self.contents)
         task.run(jobs, assigned, capture.hooks)
         self.receipts.update(task.receipts)
         for job in jobs:
             self.completions[job.row_index] = tuple(task.outputs[job.row_index].token_ids)
         return [ran_tokens(job, task.outputs[job.row_index]) for job in jobs]
 
-    def _read_positions(self, job: GenerationJob, length: int) -> tuple[int, ...]:
-        rows = RowPositions.of_rows([length], [len(job.prompt)])
+    def _read_positions(self, job: GenerationJob, token_ids: Sequence[int]) -> tuple[int, ...]:
+        marks = marks_for([self.where], self._contents([job]))
+        rows = RowPositions.of_tokens([token_ids], [len(job.prompt)], marks)
         chosen = self.where.resolve(rows)[0].nonzero()[:, 0].tolist()
         if not chosen:
             raise InputError(
                 f"{self.where} selects no token in prompt {job.prompt_index} of {len(job.prompt)} tokens "
-                f"({length} were run); nothing can be read there."
+                f"({len(token_ids)} were run); nothing can be read there."
             )
         return tuple(chosen)
 

@@ -1,6 +1,7 @@
 """Reading activations: gathered, and pooled if asked, on the device they arise on, and moved off it once."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor
 
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.lens.step import Step, current_step
+from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import Marks, RowPositions
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import RowPositions, Where
+from steerlab.steering.sets import Where
 
 HookPair = tuple[str, Callable[..., Any]]
 
@@ -23,10 +26,14 @@ class Capture:
         where: the positions to read.
         pool: `mean` or `last` over the positions read, or None.
         n_rows: rows of the batch.
+        marks: what the positions look up in the prompts, if they do.
     """
 
-    def __init__(self, points: Sequence[HookPoint], where: Where, pool: str | None, n_rows: int) -> None:
+    def __init__(
+        self, points: Sequence[HookPoint], where: Where, pool: str | None, n_rows: int, marks: Marks | None = None
+    ) -> None:
         self.points = list(points)
+        self._marks = marks
         self.where = where
         readers = {None: KeepAll, "mean": KeepMean, "last": KeepLast}
         self._readers = {point: readers[pool](n_rows) for point in self.points}
@@ -40,7 +47,10 @@ class Capture:
     def _hook(self, point: HookPoint) -> Callable[..., Any]:
         def read(value: Tensor, hook: Any = None) -> None:
             step = current_step()
-            mask = self.where.resolve(step.tokens.on(value.device))
+            tokens = step.tokens
+            if self._marks is not None:
+                tokens = replace(tokens, marks=self._marks.rows(step.rows))
+            mask = self.where.resolve(tokens.on(value.device))
             self._readers[point].take(value.detach(), mask, self._rows_of(step, value.device))
 
         return read
@@ -129,7 +139,7 @@ def plan_hooks(run: PlanRun) -> list[HookPair]:
     TransformerLens hooks `resid_mid` where the MLP branch reads it, after the residual connection was taken. An
     edit there is therefore carried to the layer's output too, so that it is an edit of the stream.
     """
-    return _edit_pairs(run.hook_points, run.edit)
+    return edit_pairs(run.hook_points, run.edit)
 
 
 def whole_prompt_hooks(plan: Plan) -> list[HookPair]:
@@ -137,14 +147,15 @@ def whole_prompt_hooks(plan: Plan) -> list[HookPair]:
 
     def edit(point: HookPoint, value: Tensor) -> Tensor:
         n_rows, n_pos = value.shape[:2]
-        run = PlanRun(plan, n_rows)
+        run = PlanRun(plan, n_rows, [PromptContent(row, n_rows, ()) for row in range(n_rows)])
         run.begin(RowPositions.of_rows([n_pos] * n_rows, [n_pos] * n_rows, value.device))
         return run.edit(point, value)
 
-    return _edit_pairs(plan.hook_points, edit)
+    return edit_pairs(plan.hook_points, edit)
 
 
-def _edit_pairs(points: Sequence[HookPoint], edit: Callable[[HookPoint, Tensor], Tensor]) -> list[HookPair]:
+def edit_pairs(points: Sequence[HookPoint], edit: Callable[[HookPoint, Tensor], Tensor]) -> list[HookPair]:
+    """(hook name, function) pairs that call `edit` at each hook point."""
     middle = [pair for point in points if point.site == "resid_mid" for pair in _carrying(point, edit)]
     return middle + [(point.name, _editor(point, edit)) for point in points if point.site != "resid_mid"]
 

@@ -6,7 +6,8 @@ sweep over doses or vectors compiles once. All operators share one formula,
 
     x ← x + s·[a + g·(clip(u·x, lo, hi) − u·x)]·u,
 
-with which `add` has a = its length and g = 0, `ablate` g = 1 and lo = hi = 0, `clamp` g = 1 and its bounds.
+with which `add` has a = its length and g = 0, `ablate` g = 1 and lo = hi = 0, `clamp` g = 1 and its bounds, `set` g = 1
+and lo = hi = its target. Other edits are refused by name.
 """
 
 import types
@@ -32,8 +33,8 @@ from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.shadow import Shadow
 from steerlab.engines.lens.step import Step, running
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import RowPositions
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import RowPositions
 
 CAPACITY_STEP = 64
 _KEPT_PROGRAMS = 8
@@ -196,7 +197,7 @@ class CompiledRows:
         ids, valid = ids.to(self.device), valid.to(self.device)
         width = ids.shape[1]
         positions = valid.cumsum(dim=-1) - 1
-        tokens = RowPositions(positions.masked_fill(~valid, -1), self._lens)
+        tokens = RowPositions(positions.masked_fill(~valid, -1), self._lens, token_ids=ids)
         program.mask.fill_(1)
         program.mask[:, :width] = valid.long()
         program.counts[:, 0] = valid.sum(dim=-1)
@@ -223,7 +224,8 @@ class CompiledRows:
         fed = tokens.to(self.device)[:, None]
         program.tokens.copy_(fed.clamp_min(0))
         if program.buffers:
-            rows = RowPositions(program.counts.masked_fill(fed < 0, -1), self._lens)
+            ran = RowPositions(program.counts.masked_fill(fed < 0, -1), self._lens, token_ids=fed.clamp_min(0))
+            rows = self.run.with_marks(ran)
             for point, buffers in program.buffers.items():
                 for k, (_, edit) in enumerate(_edits_at(self.run, point)):
                     buffers.mask[k] = edit.where.resolve(rows)[:, 0]
@@ -253,6 +255,9 @@ def why_not_compiled(bridge: Any, plan: Plan) -> str | None:
     cache = StaticCache(config=model.config.get_text_config(), max_cache_len=CAPACITY_STEP)
     if any(type(layer) is not StaticLayer for layer in cache.layers):
         return "The model has sliding-window layers."
+    reason = next((edit.no_formula_because for edit in plan if edit.no_formula_because), None)
+    if reason is not None:
+        return f"Compiled edits share one formula, and {reason}."
     if any(point.site == "resid_mid" for point in plan.hook_points):
         return "The plan edits resid_mid."
     return None

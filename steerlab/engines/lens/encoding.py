@@ -18,6 +18,7 @@ from steerlab.core.text import (
     encode_prompt,
     is_single_prompt,
 )
+from steerlab.steering.content import PromptContent
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,17 @@ class Encoder:
         self.check_lengths([len(prompt.token_ids) for prompt in encoded], "the prompt")
         return encoded
 
+    def contents(self, encoded: Sequence[EncodedPrompt]) -> list[PromptContent]:
+        """What `span` and `mask` positions look at, per prompt."""
+        return [
+            PromptContent(index, len(encoded), prompt.token_ids, prompt.text, self.tokenizer)
+            for index, prompt in enumerate(encoded)
+        ]
+
     def pairs(
         self, prompts: Any, targets: Sequence[Any], boundary: Boundary, score_eos: bool, chat: bool
-    ) -> list[tuple[int, int, EncodedPair]]:
-        """(prompt index, target index, ids) of every pair, in order.
+    ) -> tuple[list[tuple[int, int, EncodedPair]], list[PromptContent]]:
+        """(prompt index, target index, ids) of every pair, in order; and what the prompts hold.
 
         Raises:
             TargetError, PromptError, ContextLengthError: for a pair that cannot be scored.
@@ -61,7 +69,7 @@ class Encoder:
             for j, target in enumerate(row)
         ]
         self.check_lengths([len(p.context_ids) + len(p.target_ids) for _, _, p in pairs], "prompt and target")
-        return pairs
+        return pairs, self.contents(encoded)
 
     def _pair(self, prompt: EncodedPrompt, target: TargetLike, boundary: Boundary, eos: bool) -> EncodedPair:
         pair = encode_pair(self.tokenizer, prompt, target, boundary=boundary, d_vocab=self.info.d_vocab)

@@ -21,6 +21,7 @@ from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capture_task import CaptureTask, check_where
 from steerlab.engines.lens.capturing import HookPair, plan_hooks, whole_prompt_hooks
+from steerlab.engines.lens.differentiable import DifferentiableScores
 from steerlab.engines.lens.encoding import Encoder
 from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules, stop_strings
 from steerlab.engines.lens.info import describe_model
@@ -28,6 +29,7 @@ from steerlab.engines.lens.rows import Rows, left_padded
 from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
 from steerlab.measures.log_probs import chosen_log_probs
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, group_by_plan
+from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
 from steerlab.steering.receipts import Receipt, warn_if_idle
 from steerlab.steering.run import PlanRun
@@ -147,6 +149,7 @@ class LensEngine:
             policy=policy,
             rules=stop_rules(self.model, self.tokenizer, strings, max_new_tokens),
             engine=engine,
+            contents=self._encoder.contents(encoded),
         )
         self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
         jobs = generation_jobs([p.token_ids for p in encoded], n, seed, max_new_tokens)
@@ -197,7 +200,7 @@ class LensEngine:
         check_seed(seed, 1)
         strings = stop_strings(stop)
         rules = stop_rules(self.model, self.tokenizer, strings, max_new_tokens)
-        task = GenerationTask(bridge=self.model, tokenizer=self.tokenizer, policy=policy, rules=rules, engine=engine)
+        task = GenerationTask(self.model, self.tokenizer, policy, rules, engine, self._encoder.contents(encoded))
         self._encoder.check_lengths([len(encoded[0].token_ids) + max_new_tokens], "prompt and new tokens")
         (job,) = generation_jobs([encoded[0].token_ids], 1, seed, max_new_tokens)
         yield from task.stream(job, self._assign(plan, 1)[0])
@@ -230,8 +233,8 @@ class LensEngine:
             TargetError: for an empty target, or one that gives no token.
             ContextLengthError: if a prompt and its target exceed the context; nothing is cut.
         """
-        pairs = self._encoder.pairs(prompts, targets, boundary, score_eos, chat)
-        values = self._force(pairs, plan, {"log_prob": chosen_log_probs})
+        pairs, contents = self._encoder.pairs(prompts, targets, boundary, score_eos, chat)
+        values = self._force(pairs, contents, plan, {"log_prob": chosen_log_probs})
         return Scores(
             tuple(
                 Score(i, j, pair.target_ids, tuple(values[row]["log_prob"].tolist()), pair.boundary)
@@ -262,22 +265,24 @@ class LensEngine:
         Returns:
             Per (prompt, target), in order: name → float64 array [target tokens].
         """
-        pairs = self._encoder.pairs(prompts, targets, boundary, False, chat)
-        return self._force(pairs, plan, measures)
+        pairs, contents = self._encoder.pairs(prompts, targets, boundary, False, chat)
+        return self._force(pairs, contents, plan, measures)
 
     @torch.no_grad()
     def _force(
-        self, pairs: list[tuple[int, int, EncodedPair]], plan: PlanArgument, measures: Measures
+        self,
+        pairs: list[tuple[int, int, EncodedPair]],
+        contents: Sequence[PromptContent],
+        plan: PlanArgument,
+        measures: Measures,
     ) -> list[dict[str, np.ndarray]]:
-        n_prompts = 1 + max(i for i, _, _ in pairs)
         forced = [ForcedPair(p.context_ids, p.target_ids, i, row) for row, (i, _, p) in enumerate(pairs)]
         values: dict[int, dict[str, list[float]]] = {}
         receipts: list[Receipt] = []
         with _progress(len(pairs), "score") as bar:
-            for assigned, members in group_by_plan(self._assign(plan, n_prompts)):
-                task = TeacherForcing(
-                    self.model, assigned, measures, Budget(self.batch_tokens), self.info.d_vocab, bar.update
-                )
+            for assigned, members in group_by_plan(self._assign(plan, len(contents))):
+                budget = Budget(self.batch_tokens)
+                task = TeacherForcing(self.model, assigned, measures, budget, self.info.d_vocab, bar.update, contents)
                 wanted = set(members)
                 task.run([pair for pair in forced if pair.prompt_index in wanted])
                 values.update(task.values)
@@ -290,15 +295,27 @@ class LensEngine:
         """Logits at every position of one prompt, shape [pos, d_vocab], in the model's dtype."""
         encoded = self._encoder.prompts([prompt] if not isinstance(prompt, str) else prompt, chat)
         assigned = self._assign(plan, 1)[0]
-        length = len(encoded[0].token_ids)
-        run = PlanRun(assigned.plan, 1)
+        token_ids = encoded[0].token_ids
+        run = PlanRun(assigned.plan, 1, self._encoder.contents(encoded))
         backend = exact_backend(self.model, plan_hooks(run))
         with backend.attached(plan_hooks(run)):
-            logits = Rows(backend.model, run, [length]).extend(*left_padded([encoded[0].token_ids]))
+            logits = Rows(backend.model, run, [len(token_ids)]).extend(*left_padded([token_ids]))
         self.receipts = run.receipts(
-            lengths=[length], prompt_lens=[length], prompt_indices=[0], row_indices=[0], plan_hash=assigned.given_hash
+            token_ids=[token_ids],
+            prompt_lens=[len(token_ids)],
+            prompt_indices=[0],
+            row_indices=[0],
+            plan_hash=assigned.given_hash,
         )
         return logits[0]
+
+    def added_vector_scores(
+        self, prompts: Any, targets: Sequence[Any], point: HookPoint, where: Where, *, chat: bool = False
+    ) -> DifferentiableScores:
+        """Scores as in `score`, differentiable in a vector that is added at a hook point; rows in order of pairs."""
+        pairs, contents = self._encoder.pairs(prompts, targets, "joint", False, chat)
+        rows = [(pair, contents[i]) for i, _, pair in pairs]
+        return DifferentiableScores(self.model, rows, point.check(self.info.n_layers), where, self.batch_tokens)
 
     @torch.no_grad()
     def capture(
@@ -344,6 +361,7 @@ class LensEngine:
             pool=check_pool(pool),
             rules=stop_rules(self.model, self.tokenizer, (), max_new_tokens),
             policy=policy,
+            contents=self._encoder.contents(encoded),
         )
         self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
         jobs = generation_jobs([p.token_ids for p in encoded], 1, seed, max_new_tokens)

@@ -21,6 +21,7 @@ from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules, decod
 from steerlab.engines.lens.info import eos_token_ids
 from steerlab.engines.lens.rows import Rows
 from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.content import PromptContent
 from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
@@ -91,6 +92,7 @@ class GenerationTask:
         policy: the sampling policy.
         rules: when rows end.
         engine: the engine asked for.
+        contents: per prompt of the call, what `span` and `mask` positions look at.
         outputs: by row index, what each row produced.
         receipts: by row index.
         engine_used: the engine that ran; several are joined by `+`.
@@ -101,6 +103,7 @@ class GenerationTask:
     policy: SamplingPolicy
     rules: StopRules
     engine: str = "auto"
+    contents: Sequence[PromptContent] | None = None
     outputs: dict[int, RowOutput] = field(default_factory=dict)
     receipts: dict[int, Receipt] = field(default_factory=dict)
     engine_used: str = ""
@@ -174,7 +177,8 @@ class GenerationTask:
     ) -> tuple[PlanRun, Any, Attach]:
         """The plan at work, fresh rows on the right engine, and what makes the context to run them in."""
         lens = [len(job.prompt) for job in jobs]
-        run = PlanRun(assigned.plan, len(jobs))
+        contents = None if self.contents is None else [self.contents[job.prompt_index] for job in jobs]
+        run = PlanRun(assigned.plan, len(jobs), contents)
         hooks = [*plan_hooks(run), *watch] if self.rules.max_new_tokens else []
         backend = choose_backend(self.bridge, [name for name, _ in hooks], self.engine)
         if self.engine == "compiled":
@@ -202,7 +206,7 @@ class GenerationTask:
         if isinstance(rows, CompiledRows):
             rows.settle()
         receipts = run.receipts(
-            lengths=[ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)],
+            token_ids=[ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)],
             prompt_lens=[len(job.prompt) for job in jobs],
             prompt_indices=[job.prompt_index for job in jobs],
             row_indices=[job.row_index for job in jobs],
@@ -223,9 +227,9 @@ def _only_while_running(steps: Iterator[Tensor], attach: Attach) -> Iterator[Ten
         yield tokens
 
 
-def ran_tokens(job: GenerationJob, output: RowOutput) -> int:
-    """How many of a row's tokens went through the model: all but the last sampled one."""
-    return len(job.prompt) + len(output.token_ids) - 1 if output.token_ids else 0
+def ran_tokens(job: GenerationJob, output: RowOutput) -> tuple[int, ...]:
+    """The tokens of a row that went through the model: all but the last sampled one."""
+    return (*job.prompt, *output.token_ids[:-1]) if output.token_ids else ()
 
 
 def _overlap(text: str, string: str) -> int:

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steerlab.engines.lens.step import Step, running
+from steerlab.steering.positions import RowPositions
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import RowPositions
 
 
 class Rows:
@@ -77,7 +77,7 @@ class Rows:
             ids, own = (torch.cat(parts, dim=1) for parts in zip(*self._uncached, strict=True))
             own = own.masked_fill(~live, -1)
             positions = own
-        tokens = RowPositions(own, self.prompt_lens, self._lens_on)
+        tokens = RowPositions(own, self.prompt_lens, self._lens_on, token_ids=ids)
         self.run.begin(tokens)
         known = {"position_ids": positions.clamp_min(0), "logits_to_keep": keep}
         with running(Step(tokens, self._passes, self._rows)):

@@ -1,7 +1,7 @@
 """Teacher forcing: quantities of every target token, prompts run once and shared by their targets."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,10 +9,12 @@ from torch import Tensor
 
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.errors import SteerlabError
+from steerlab.core.text import common_prefix_length
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.rows import Rows, left_padded, right_padded
 from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.content import PromptContent, looks_at_prompts
 from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
@@ -57,6 +59,7 @@ class TeacherForcing:
         budget: how much runs at once.
         d_vocab: number of logits.
         progress: called with the number of pairs finished.
+        contents: per prompt of the call, what `span` and `mask` positions look at.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class TeacherForcing:
         budget: Budget,
         d_vocab: int,
         progress: Callable[[int], Any],
+        contents: Sequence[PromptContent],
     ) -> None:
         self.bridge = bridge
         self.assigned = assigned
@@ -74,21 +78,24 @@ class TeacherForcing:
         self.budget = budget
         self.logit_rows = budget.logit_rows(d_vocab)
         self.progress = progress
+        self.contents = contents
         self.values: dict[int, dict[str, list[float]]] = {}
         self.receipts: list[Receipt] = []
 
     def run(self, pairs: Sequence[ForcedPair]) -> None:
         """Measures every pair; results are then in `values` (by row index) and `receipts`."""
-        contexts: dict[tuple[int, ...], list[ForcedPair]] = {}
+        contexts: dict[tuple[tuple[int, ...], int | None], list[ForcedPair]] = {}
+        by_prompt = looks_at_prompts(self.assigned.plan.sets)
         for pair in pairs:
-            contexts.setdefault(pair.context_ids, []).append(pair)
+            contexts.setdefault((pair.context_ids, pair.prompt_index if by_prompt else None), []).append(pair)
             self.values[pair.row_index] = {name: [] for name in self.measures}
-        unique = list(contexts)
-        for batch in batches_by_tokens([len(context) for context in unique], self.budget.tokens):
-            self._run_contexts([(unique[i], contexts[unique[i]]) for i in batch])
+        unique = [(context, sharing) for (context, _), sharing in contexts.items()]
+        for batch in batches_by_tokens([len(context) for context, _ in unique], self.budget.tokens):
+            self._run_contexts([unique[i] for i in batch])
 
     def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]]) -> None:
-        run = PlanRun(self.assigned.plan, len(batch))
+        contents = [self._content(context, pairs[0].prompt_index) for context, pairs in batch]
+        run = PlanRun(self.assigned.plan, len(batch), contents)
         prompt_lens = [len(context) for context, _ in batch]
         backend = exact_backend(self.bridge, plan_hooks(run))
         rows = Rows(backend.model, run, prompt_lens)
@@ -97,6 +104,11 @@ class TeacherForcing:
         first = [(pair, row, pair.target_ids[0]) for row, (_, pairs) in enumerate(batch) for pair in pairs]
         self._measure(first, logits)
         self._run_targets(rows, [(row, pair) for row, (_, pairs) in enumerate(batch) for pair in pairs])
+
+    def _content(self, context: Sequence[int], prompt_index: int) -> PromptContent:
+        """The prompt of a context; the two may part where tokens merge with a target's."""
+        content = self.contents[prompt_index]
+        return replace(content, limit=common_prefix_length(context, content.token_ids))
 
     def _extend_in_blocks(self, rows: Rows, ids: Tensor, valid: Tensor) -> Tensor:
         """Runs long contexts block by block, so that attention scores stay small; logits of the last token."""
@@ -153,7 +165,7 @@ class TeacherForcing:
                 if found != len(pair.target_ids):
                     raise SteerlabError(f"{name}: {found} values for {len(pair.target_ids)} target tokens.")
         self.receipts += run.receipts(
-            lengths=[len(pair.context_ids) + len(pair.target_ids) - 1 for pair in pairs],
+            token_ids=[(*pair.context_ids, *pair.target_ids[:-1]) for pair in pairs],
             prompt_lens=[len(pair.context_ids) for pair in pairs],
             prompt_indices=[pair.prompt_index for pair in pairs],
             row_indices=[pair.row_index for pair in pairs],

@@ -1,0 +1,59 @@
+"""Dividing data by group, so that what is measured on one part was not seen in the other."""
+
+import json
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from steerlab.core.errors import DataError
+from steerlab.core.text import PromptLike
+
+
+def split_groups(groups: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Indices of two disjoint parts; a group is never divided.
+
+    Args:
+        groups: a group name per row.
+        fraction: share of the rows wanted in the first part; groups make it approximate.
+        seed: of the shuffle over groups.
+
+    Raises:
+        DataError: if the fraction is not between 0 and 1, or a part would be empty.
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < fraction < 1:
+        raise DataError(f"fraction is between 0 and 1, got {fraction!r}.")
+    order = np.random.default_rng(seed).permutation(sorted(set(groups))).tolist()
+    first: set[str] = set()
+    for name in order:
+        inside = sum(group in first for group in groups)
+        if inside + groups.count(name) / 2 <= fraction * len(groups):
+            first.add(name)
+    left = [i for i, group in enumerate(groups) if group in first]
+    right = [i for i, group in enumerate(groups) if group not in first]
+    if not left or not right:
+        raise DataError(
+            f"The {len(order)} groups cannot be divided at {fraction}: one side would be empty. "
+            "Use more groups, or another fraction."
+        )
+    return left, right
+
+
+def check_no_leak(left: Iterable[PromptLike], right: Iterable[PromptLike]) -> None:
+    """Checks that no prompt stands in both parts, whatever its role there.
+
+    Raises:
+        DataError: naming a prompt that does.
+    """
+    shared = {_key(prompt) for prompt in left} & {_key(prompt) for prompt in right}
+    if shared:
+        raise DataError(f"A text stands in both parts of the split: {min(shared)!r:.80}; give its rows one group.")
+
+
+def _key(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, sort_keys=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else dict(value)

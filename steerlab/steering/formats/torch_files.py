@@ -1,0 +1,156 @@
+"""Vectors in `.pt` files: a dictionary that `torch.save` wrote.
+
+Keys are hook points (`blocks.14.hook_resid_post`), or layer numbers counted from 0 that all mean one site. Values are
+floating-point tensors `[d_model]`. Cards have no place in such a file.
+
+A `.pt` file is a pickle, and a pickle is a program. Ours are read by `torch.load(weights_only=True)` and by nothing
+else, after a look at the pickle's instructions, without running them, that lets only tensors in dictionaries pass.
+"""
+
+import io
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from steerlab.core.errors import HookPointError, VectorFileError
+from steerlab.core.files import write_atomic
+from steerlab.core.hook_points import HookPoint, check_site
+from steerlab.steering.files import as_vector_set, checked_size, usable_vector
+from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
+
+_STORAGES: Final = ("Float", "Double", "Half", "BFloat16")
+# All that a dictionary of tensors refers to. `torch.load(weights_only=True)` would take more, `bytearray(10**12)` too.
+_HARMLESS: Final = {
+    "collections OrderedDict",
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    *(f"torch {kind}Storage" for kind in _STORAGES),
+}
+# Instructions that name or call something in another way than GLOBAL and REDUCE.
+_CALLS: Final = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"}
+
+
+def import_torch(path: str | Path, *, site: str = "resid_post") -> VectorSet:
+    """The vectors of a `.pt` dictionary.
+
+    Args:
+        path: written by `torch.save` (since PyTorch 1.6) or `export_torch`.
+        site: what layer numbers as keys mean; keys that are hook points say it themselves.
+
+    Raises:
+        VectorFileError: if the file is missing, damaged, refers to anything but tensors, or is no dictionary of
+            floating-point rows at hook points of one site.
+    """
+    check_site(site)
+    found = load_tensors(path)
+    vectors = [_vector(path, key, value, site) for key, value in found.items()]
+    return as_vector_set(path, vectors)
+
+
+def export_torch(path: str | Path, vectors: VectorSet | SteeringVector) -> Path:
+    """Writes a dictionary from hook point to float32 tensor, atomically. Cards are left out: the format has none.
+
+    Raises:
+        VectorFileError: if it is neither a vector nor a vector set, such as a plan, or there is none.
+    """
+    held = [vectors] if isinstance(vectors, SteeringVector) else list(getattr(vectors, "by_layer", ()))
+    if not held:
+        raise VectorFileError(
+            f"A .pt dictionary states vectors at hook points and no more; pass a vector or a vector set with at least "
+            f"one vector, not {type(vectors).__name__}."
+        )
+    buffer = io.BytesIO()
+    torch.save({vector.hook_point.name: vector.values for vector in held}, buffer)
+    return write_atomic(path, buffer.getvalue())
+
+
+def load_tensors(path: str | Path) -> dict[str | int, Tensor]:
+    """The tensors of a dictionary that `torch.save` wrote, on the CPU; nothing in the file is run.
+
+    Raises:
+        VectorFileError: if the file is missing, damaged, or anything but such a dictionary.
+    """
+    size = checked_size(path)
+    pickled, record_sizes = _contents(path)
+    _check_instructions(path, pickled)
+    try:
+        # Mapped, a storage that claims more bytes than its record has ends at the end of the file, not in memory that
+        # holds something else.
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a hostile pickle can make it fail in any way
+        raise VectorFileError(f"{path} is damaged: torch cannot load it ({type(error).__name__}).") from error
+    if not isinstance(loaded, dict) or not loaded:
+        raise VectorFileError(f"{path} holds no dictionary of tensors, or an empty one.")
+    for key, value in loaded.items():
+        _check_entry(path, key, value, size)
+    storages = {s.data_ptr(): s.nbytes() for s in (value.untyped_storage() for value in loaded.values())}
+    if sorted(storages.values()) != record_sizes:
+        raise VectorFileError(f"{path} is damaged: its tensors and its records differ in size.")
+    return loaded
+
+
+def _vector(path: str | Path, key: str | int, values: Tensor, site: str) -> SteeringVector:
+    try:
+        point = HookPoint(key, site) if isinstance(key, int) else HookPoint.parse(key)
+    except HookPointError as error:
+        raise VectorFileError(f"{path} has a key that is no hook point and no layer: {error}") from error
+    card = VectorCard(extracted_at=point.name, notes="read from a .pt dictionary")
+    return usable_vector(path, values, point, card)
+
+
+def _contents(path: str | Path) -> tuple[bytes, list[int]]:
+    """The pickle inside the archive, and the sizes of the records that hold tensors, sorted; all checksums agree."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise VectorFileError(f"{path} is compressed, which torch.save never does; it is not read.")
+            pickles = [member for member in members if member.filename.endswith("/data.pkl")]
+            if len(pickles) != 1 or len({member.filename for member in members}) < len(members):
+                raise VectorFileError(f"{path} is not a file that torch.save wrote.")
+            if sum(member.file_size for member in members) > Path(path).stat().st_size:
+                raise VectorFileError(f"{path} is damaged: its members claim more bytes than it has.")
+            if archive.testzip() is not None:
+                raise VectorFileError(f"{path} is damaged: a checksum does not agree.")
+            folder = pickles[0].filename.removesuffix("data.pkl") + "data/"
+            return archive.read(pickles[0]), sorted(m.file_size for m in members if m.filename.startswith(folder))
+    except (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, VectorFileError):
+            raise
+        raise VectorFileError(
+            f"{path} is not a .pt file of PyTorch 1.6 or newer, or it is damaged; older ones are not read: load it "
+            "where you trust it and save it again."
+        ) from error
+
+
+def _check_instructions(path: str | Path, pickled: bytes) -> None:
+    """Looks through the pickle's instructions without running them."""
+    try:
+        for instruction, argument, _ in pickletools.genops(pickled):
+            named = argument if instruction.name == "GLOBAL" else None
+            if instruction.name in _CALLS or (named is not None and named not in _HARMLESS):
+                raise VectorFileError(
+                    f"{path} refers to {named or instruction.name!r}; a file of vectors refers to tensors and nothing "
+                    "else, so this one is not loaded."
+                )
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        if isinstance(error, VectorFileError):
+            raise
+        raise VectorFileError(f"{path} is damaged: its pickle cannot be read.") from error
+
+
+def _check_entry(path: str | Path, key: Any, value: Any, size: int) -> None:
+    if isinstance(key, bool) or not isinstance(key, int | str):
+        raise VectorFileError(f"{path} has a key of type {type(key).__name__}; keys are hook points or layer numbers.")
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise VectorFileError(f"{path} holds {kind} at {key!r:.60}; vectors are floating-point tensors.")
+    # A stride of 0 makes a tensor of any size out of one number.
+    if value.numel() * value.element_size() > size:
+        raise VectorFileError(
+            f"{path} holds {list(value.shape)} at {key!r:.60}, more than the file's own {size:,} bytes."
+        )
