@@ -113,7 +113,8 @@ class Lda:
     back into the stream's own coordinates.
 
     Source:
-        Chen, Wiesel, Eldar and Hero 2010, Shrinkage Algorithms for MMSE Covariance Estimation, equation 23.
+        Chen, Wiesel, Eldar and Hero 2010, Shrinkage Algorithms for MMSE Covariance Estimation, equation 23, without its
+        terms in 2/p, as scikit-learn has it.
     """
 
     def __init__(self) -> None:
@@ -125,13 +126,15 @@ class Lda:
         self._negative.add(chunk.second)
 
     def axes(self) -> Float[Tensor, "n_layers d_model"]:
-        """Discriminants, layer by layer, so that one matrix is held at a time."""
+        """Discriminants, layer by layer, so that one matrix is held at a time; NaN where nothing varies in a side."""
         return torch.stack([self._axis(layer) for layer in range(len(self._positive.mean))])
 
     def _axis(self, layer: int) -> Float[Tensor, " d_model"]:
         within = sum(_covariance(side, layer) for side in (self._positive, self._negative)) / 2
         assert isinstance(within, Tensor)
         deviations = within.diagonal().clamp_min(0).sqrt()
+        if not deviations.any():
+            return torch.full_like(deviations, torch.nan)
         scale = deviations.clamp_min(max(1e-6 * float(deviations.max()), torch.finfo(torch.float32).tiny))
         correlation = within / scale[:, None] / scale[None, :]
         difference = (self._positive.mean[layer] - self._negative.mean[layer]) / scale

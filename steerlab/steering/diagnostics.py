@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import InputError
+from steerlab.core.errors import DataError, InputError, VectorShapeError
 from steerlab.core.pairs import ContrastPairs
 from steerlab.steering import where as positions
 from steerlab.steering.estimators import METHODS, estimate
-from steerlab.steering.reading import PAIRS_PER_CHUNK, Reading
-from steerlab.steering.vectors import VectorSet
+from steerlab.steering.reading import PAIRS_PER_CHUNK, Reading, check_engine
+from steerlab.steering.vectors import SteeringVector, VectorSet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +76,8 @@ def diagnose(
     """See `VectorSet.diagnostics`; `seed` is of the splits."""
     if isinstance(n_splits, bool) or not isinstance(n_splits, int) or n_splits < 1:
         raise InputError(f"n_splits is an integer ≥ 1, got {n_splits!r}.")
+    if not isinstance(dev, ContrastPairs):
+        raise DataError(f"diagnostics takes held-out ContrastPairs, got {type(dev).__name__}.")
     engine = _engine(vectors, engine)
     card = vectors.by_layer[0].card
     if card.data_hash == dev.hash:
@@ -91,7 +93,7 @@ def diagnose(
     reliability = split_half_cosines(str(card.method), positive, negative, dev.groups, n_splits, seed)
     found = []
     for place, vector in enumerate(vectors.by_layer):
-        median = vector.card.median_norm or engine.median_norm(vector.layer, vector.site)
+        median = _median_norm(vector, engine)
         found.append(
             LayerDiagnostics(
                 layer=vector.layer,
@@ -149,12 +151,26 @@ def _cosine(a: Float[Tensor, " d_model"], b: Float[Tensor, " d_model"]) -> float
     return float(wide[0] @ wide[1] / (wide[0].norm() * wide[1].norm()))
 
 
+def _median_norm(vector: SteeringVector, engine: Engine) -> float:
+    """Of the stream where the vector is; what its card says holds for the weights it names."""
+    if vector.card.median_norm and vector.card.weights_hash == engine.info.weights_hash:
+        return vector.card.median_norm
+    return engine.median_norm(vector.layer, vector.site)
+
+
 def _engine(vectors: VectorSet, engine: Engine | None) -> Engine:
     found: Any = engine
     if found is None and vectors.origin is not None:
         found = vectors.origin.engine()
     if found is None:
         raise InputError("These vectors remember no engine (it is gone, or they come from a file); pass engine=.")
+    check_engine(found)
+    for vector in vectors.values():
+        if vector.d_model != found.info.d_model:
+            raise VectorShapeError(
+                f"The vector for {vector.hook_point.name} has shape [{vector.d_model}], the residual stream of "
+                f"{found.info.name} has [{found.info.d_model}]."
+            )
     return found
 
 
@@ -162,6 +178,5 @@ def _reading(vectors: VectorSet, engine: Engine, chat: bool | None) -> Reading:
     """How the vectors were read, at the layers that they are at."""
     card, layers = vectors.by_layer[0].card, list(vectors)
     read = None if card.read is None else positions.from_json(dict(card.read))
-    as_before = vectors.origin is not None and vectors.origin.reading.chat
-    as_chat = as_before if chat is None else chat
+    as_chat = card.chat if chat is None else chat
     return Reading.on(engine, vectors.by_layer[0].site, layers, read, card.pool or "mean", as_chat)

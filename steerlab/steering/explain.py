@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from steerlab.core.errors import PlanError
-from steerlab.core.text import PromptLike, TargetLike, encode_pair, encode_prompt
+from steerlab.core.errors import PlanError, PromptError
+from steerlab.core.text import PromptLike, TargetLike, encode_pair, encode_prompt, is_prompt, is_target
 from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import RowPositions
@@ -104,8 +104,10 @@ def explain(
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"explain takes a Plan, got {type(plan).__name__}; wrap edits in Plan().")
+    if not is_prompt(prompt):
+        raise PromptError(f"explain takes one prompt: text, chat messages or token ids; got {prompt!r:.80}.")
     tokenizer = getattr(engine, "tokenizer", engine)
-    if tokenizer is None and (isinstance(prompt, str) or not all(isinstance(item, int) for item in prompt)):
+    if tokenizer is None and not (_are_ids(prompt) and (completion is None or _are_ids(completion))):
         raise PlanError("explain needs the engine (or tokenizer) to read text: sl.explain(plan, prompt, engine).")
     encoded = encode_prompt(tokenizer, prompt, chat=chat, d_vocab=_ANY_ID)
     context, following = encoded.token_ids, ()
@@ -118,6 +120,10 @@ def explain(
     reached = [edit.selects(rows)[0].tolist() for edit in plan]
     last = len(token_ids) - 1 if following else len(token_ids)
     return Explanation(plan, token_ids, _spelled(tokenizer, token_ids), len(context), _cells(plan, reached, last))
+
+
+def _are_ids(item: PromptLike | TargetLike) -> bool:
+    return is_target(item) and not isinstance(item, str)
 
 
 def _cells(plan: Plan, reached: list[list[bool]], last: int) -> dict[str, tuple[tuple[int, ...], ...]]:

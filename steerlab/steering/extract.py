@@ -20,7 +20,7 @@ from steerlab.core.targets import Targets
 from steerlab.steering.axes import Chunk, labels_of
 from steerlab.steering.estimators import KEEPS_LENGTH, Estimate, check_method, random_twos
 from steerlab.steering.learned import LearningSettings, learn
-from steerlab.steering.reading import PAIRS_PER_CHUNK, Origin, PairActivations, Reading, read_pairs
+from steerlab.steering.reading import PAIRS_PER_CHUNK, Origin, PairActivations, Reading, check_engine, read_pairs
 from steerlab.steering.sets import Where
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
 
@@ -91,6 +91,7 @@ def extract(
             v = sl.extract(engine, one, "act_add", "resid_pre", layers=6, read=sl.where.index(1))[6]
     """
     check_seed(seed, 1)
+    check_engine(engine)
     if method == "bipo":
         return _learned(engine, data, site, layers, read, name, chat, seed, LearningSettings.of(learning))
     if learning:
@@ -206,6 +207,7 @@ def _learned(
         data_hash=data.hash,
         versions=library_versions(),
         notes=found.notes,
+        chat=chat,
     )
     return VectorSet((_vector(engine, point, found.values, card),))
 

@@ -38,7 +38,7 @@ from steerlab.steering.where import default as default_where
 
 def add(
     vector: SteeringVector,
-    *,
+    *unnamed: float,
     dose: float | None = None,
     coef: float | None = None,
     where: Where | None = None,
@@ -50,6 +50,7 @@ def add(
 
     Args:
         vector: what to add.
+        unnamed: nothing; a strength without its unit is refused.
         dose: norm of what is added, in median norms of the stream there; negative reverses the direction.
         coef: raw coefficient: adds coef times the vector. Give exactly one of dose and coef.
         where: positions; by default the last prompt token and everything generated.
@@ -60,6 +61,10 @@ def add(
     Raises:
         PlanError: if not exactly one strength is given, or it is not finite.
     """
+    if unnamed:
+        raise PlanError(
+            f"add takes its strength by name, got {unnamed[0]!r}: dose= (in median residual norms) or coef= (raw)."
+        )
     amount, unit = _strength("add", dose, coef)
     return _edit(Add(amount, unit), vector, where, norm, schedule, when)
 

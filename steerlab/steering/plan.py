@@ -123,12 +123,14 @@ class Plan:
 
         Args:
             median_norm: from layer and site to the stream's median norm, e.g. an engine's `median_norm`.
-            weights_hash: of the model it will run on; a norm that came with a vector of other weights is measured anew.
+            weights_hash: of the model it will run on; a norm that came with a vector of other weights, or of weights
+                that its card does not state, is measured anew.
         """
 
         def open_dose(edit: Edit) -> bool:
-            origin = edit.vector.card.weights_hash
-            elsewhere = weights_hash is not None and origin is not None and origin != weights_hash
+            card = edit.vector.card
+            from_card = card.weights_hash is None and edit.median_norm == card.median_norm  # of a model not stated
+            elsewhere = weights_hash is not None and (from_card or card.weights_hash not in (None, weights_hash))
             return edit.needs_median_norm and (edit.median_norm is None or elsewhere)
 
         if not any(map(open_dose, self.edits)):
@@ -158,6 +160,8 @@ class Plan:
                         f"{info.name} has [{info.d_model}]; extract it on this model."
                     )
                 _warn_of_origin(vector, info)
+            for name, other in edit.operator.others.items():
+                _warn_of_origin(other, info, f"the {name} of {edit.operator}", edit.hook_point)
         return self
 
     def hooks(self, engine: Any) -> HookPairs:
@@ -168,6 +172,9 @@ class Plan:
 
         Args:
             engine: the engine whose model the hooks will run on.
+
+        Raises:
+            PlanError: for a condition that is read at another hook point than its edit: one hook does not see it.
         """
         return engine.hooks_of(self.check(engine.info).resolved(engine.median_norm, engine.info.weights_hash))
 
@@ -193,11 +200,15 @@ class Plan:
             raise PlanError(f"Not a plan written by Plan.to_json: {error}.") from error
 
 
-def _warn_of_origin(vector: SteeringVector, info: ModelInfo) -> None:
-    card = vector.card
+def _warn_of_origin(
+    vector: SteeringVector, info: ModelInfo, role: str | None = None, used_at: HookPoint | None = None
+) -> None:
+    """Warns of a vector from another place or model; `used_at` is the edit's hook point for its further vectors."""
+    card, point = vector.card, used_at or vector.hook_point
+    origin = card.extracted_at or vector.hook_point.name
     found = []
-    if card.extracted_at is not None and card.extracted_at != vector.hook_point.name:
-        found.append(f"it was extracted at {card.extracted_at} and is applied at {vector.hook_point.name}")
+    if origin != point.name:
+        found.append(f"it was extracted at {origin} and is applied at {point.name}")
     if card.weights_hash is not None and card.weights_hash != info.weights_hash:
         found.append(f"it was made on {card.model} (weights {card.weights_hash}), not on {info.name}")
     elif card.weights_hash is None and card.model is not None and card.model != info.name:
@@ -205,7 +216,8 @@ def _warn_of_origin(vector: SteeringVector, info: ModelInfo) -> None:
     if card.weight_processing is not None and card.weight_processing != info.weight_processing:
         found.append(f"its model had weight processing {card.weight_processing!r}, this one {info.weight_processing!r}")
     if found:
-        warnings.warn(f"About {vector!r}: {'; '.join(found)}.", UserWarning, stacklevel=4)
+        about = repr(vector) if role is None else f"{role}, {vector!r}"
+        warnings.warn(f"About {about}: {'; '.join(found)}.", UserWarning, stacklevel=4)
 
 
 def _edit_json(edit: Edit) -> dict[str, Any]:

@@ -108,6 +108,16 @@ class Origin:
     seed: int
 
 
+def check_engine(engine: object) -> None:
+    """Nothing, if activations can be read with it.
+
+    Raises:
+        InputError: otherwise.
+    """
+    if not (hasattr(engine, "capture") and hasattr(engine, "info")):
+        raise InputError(f"Activations are read with an engine, sl.load(…), got {engine!r:.60}.")
+
+
 def read_pairs(
     engine: Engine, pairs: ContrastPairs, *, site: str, layers: Any, read: Where, pool: str = "mean", chat: bool = False
 ) -> PairActivations:

@@ -50,6 +50,10 @@ class Where:
     def __invert__(self) -> "Where":
         return Not(self)
 
+    def __bool__(self) -> bool:
+        # Python's own `and`, `or` and `not` would quietly drop one of the sets.
+        raise PlanError(f"{self} is neither true nor false; combine positions with |, & and ~, not with or, and, not.")
+
 
 @dataclass(frozen=True)
 class All(Where):
@@ -224,6 +228,10 @@ class Mask(Marked):
     """
 
     rows: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if any(position < 0 for row in self.rows for position in row):
+            raise PlanError(f"A mask holds absolute positions ≥ 0, got {self.rows!r:.80}.")
 
     @override
     def to_json(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,6 +250,8 @@ class VectorSet(Mapping[int, SteeringVector]):
         object.__setattr__(self, "by_layer", ordered)
 
     def __getitem__(self, layer: int) -> SteeringVector:
+        if isinstance(layer, bool) or not isinstance(layer, Integral):
+            raise HookPointError(f"A vector set is indexed by a layer, an integer; got {layer!r}.")
         if -len(self.by_layer) <= layer < 0:
             return self.by_layer[layer]
         for vector in self.by_layer:
@@ -260,8 +263,11 @@ class VectorSet(Mapping[int, SteeringVector]):
         return layer in [v.layer for v in self.by_layer]
 
     def get(self, layer: int, default: Any = None) -> Any:
-        """The vector of a layer, or `default` if there is none."""
-        return self[layer] if layer in self else default
+        """As `vectors[layer]`, but `default` if there is no such layer."""
+        try:
+            return self[layer]
+        except HookPointError:
+            return default
 
     def __iter__(self) -> Iterator[int]:
         return iter([v.layer for v in self.by_layer])

@@ -9,6 +9,7 @@ Examples:
     'last_prompt() | generated()'
 """
 
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -56,12 +57,12 @@ def generated(after: int = 0, until: int | None = None) -> Where:
 
 def index(*indices: int) -> Where:
     """Single absolute positions; negative ones count from the prompt's end (−1 is its last token)."""
-    return Index(tuple(indices))
+    return Index(tuple(map(_as_int, indices)))
 
 
 def ids(*token_ids: int) -> Where:
     """Positions that hold one of these token ids, in the prompt or generated."""
-    return Ids(tuple(token_ids))
+    return Ids(tuple(map(_as_int, token_ids)))
 
 
 def span(text: str, *, occurrence: int | None = None, missing: Literal["error", "skip"] = "error") -> Where:
@@ -88,12 +89,15 @@ def mask(values: Any) -> Where:
     Raises:
         PlanError: for another shape or dtype, or if nothing is chosen at all.
     """
-    table = torch.as_tensor(values)
+    try:
+        table = torch.as_tensor(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise PlanError(f"mask(...) takes a table of booleans, [batch, pos] or [pos]: {error}.") from error
     if table.dtype != torch.bool or table.ndim not in (1, 2):
         raise PlanError(
             f"mask(...) takes booleans of shape [batch, pos] or [pos], got {table.dtype} of shape {list(table.shape)}."
         )
-    rows = table.reshape(-1, table.shape[-1]).cpu()
+    rows = torch.atleast_2d(table).cpu()
     if not bool(rows.any()):
         raise PlanError("mask(...) chooses no position; leave the edit out instead.")
     return Mask(tuple(tuple(row.nonzero()[:, 0].tolist()) for row in rows))
@@ -114,6 +118,11 @@ def from_json(data: dict[str, Any]) -> Where:
         return _build(data)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError(f"Not a description of positions: {data!r:.120}.") from error
+
+
+def _as_int(value: Any) -> Any:
+    """An integer of another library as Python's own; anything else as it is."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _build(data: dict[str, Any]) -> Where:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab.core.errors import PlanError
 from steerlab.engines.lens.capturing import whole_prompt_hooks
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
@@ -38,3 +39,12 @@ def test_an_edit_that_selects_nothing_is_noticed(tiny_llama_engine):
         tiny_llama_engine.score(
             [[5, 6]], [[[7], [8, 9]]], plan=sl.Plan(sl.add(vector, coef=1.0, where=sl.where.generated()))
         )
+
+
+def test_a_hook_does_not_see_a_condition_of_another_hook_point():
+    here = sl.Plan(sl.add(V, coef=1.0, where=sl.where.all(), when=sl.when(V, above=-1.0)))
+    ((_, hook),) = whole_prompt_hooks(here)
+    assert torch.equal(hook(torch.zeros(1, 2, 2), hook=None), V.values.expand(1, 2, 2))
+    elsewhere = sl.Plan(sl.add(V, coef=1.0, when=sl.when(V.at(0), above=-1.0)))
+    with pytest.raises(PlanError, match="read at another hook point"):
+        whole_prompt_hooks(elsewhere)

@@ -1,6 +1,7 @@
 import gc
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
 import steerlab as sl
-from steerlab.core.errors import InputError
+from steerlab.core.errors import DataError, InputError, VectorShapeError
 from steerlab.steering.diagnostics import projection_auc, split_half_cosines
 
 TRAIN = sl.ContrastPairs.from_lists(
@@ -150,3 +151,36 @@ def test_the_plot_shows_what_is_known(engine):
     np.testing.assert_allclose(drawn["norm / median norm of the stream"], frame.relative_norm)
     assert ax.get_xlabel() == "layer (resid_post)"
     ax.figure.clear()
+
+
+def test_a_loaded_set_is_read_as_chat_if_it_was_extracted_so(engine, tmp_path):
+    vectors = sl.extract(engine, TRAIN, layers=[2], chat=True)
+    loaded = sl.VectorSet.load(vectors.save(tmp_path / "chat.safetensors"))
+    assert loaded.diagnostics(DEV, engine).layers == vectors.diagnostics(DEV).layers
+    assert loaded.diagnostics(DEV, engine, chat=False).layers != vectors.diagnostics(DEV).layers
+
+
+def test_halves_of_one_pair_have_no_discriminant(engine):
+    few = sl.ContrastPairs.from_lists(["So warm", "A happy day"], ["So stale", "A sad day"])
+    (layer,) = sl.extract(engine, TRAIN, "lda", layers=2).diagnostics(few).layers
+    assert math.isnan(layer.split_half_cosine)
+    assert layer.auc >= 0
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_what_cannot_be_diagnosed_is_refused(engine):
+    vectors = sl.VectorSet((sl.SteeringVector.from_tensor(torch.ones(64), layer=1),))
+    with pytest.raises(DataError, match="ContrastPairs, got list"):
+        vectors.diagnostics([("a", "b")], engine)
+    with pytest.raises(InputError, match="read with an engine"):
+        vectors.diagnostics(DEV, "smollm2-135m")
+    wide = sl.VectorSet((sl.SteeringVector.from_tensor(torch.ones(65), layer=1),))
+    with pytest.raises(VectorShapeError, match=r"\[65\].*\[64\]"):
+        wide.diagnostics(DEV, engine)
+
+
+def test_a_median_norm_of_other_weights_is_not_used(engine):
+    vector = sl.SteeringVector.from_tensor(torch.ones(64), layer=1)
+    card = replace(vector.card, weights_hash="other", median_norm=1e6)
+    (layer,) = sl.VectorSet((replace(vector, card=card),)).diagnostics(DEV, engine).layers
+    assert layer.relative_norm == pytest.approx(8.0 / engine.median_norm(1))

@@ -221,6 +221,12 @@ def test_one_difference_has_no_centred_axis():
         checked("pca_centred", positive, negative, [7, 14])
 
 
+def test_one_pair_has_no_discriminant():
+    positive, negative = rows(1)
+    with pytest.raises(VectorValueError, match=r"do not vary at layers \[7, 14\], so lda has no axis"):
+        checked("lda", positive, negative, [7, 14])
+
+
 def test_unknown_methods_name_the_known():
     assert estimator("mean_diff") is mean_diff
     with pytest.raises(InputError, match="known: mean_diff, act_add, pca_uncentred"):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.core.errors import PlanError
+from steerlab.core.errors import PlanError, PromptError
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 W = V.at(0)
@@ -69,3 +69,12 @@ def test_what_it_says_is_what_the_receipt_finds(tiny_llama_engine):
     column = shown.to_frame()["blocks.1.hook_resid_post"]
     assert (column != "").sum() > 2
     assert set(column[column != ""].index) & set(cat)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_what_is_no_single_prompt_is_refused():
+    for prompts in (5, ["one", "two"], None):
+        with pytest.raises(PromptError, match="one prompt"):
+            sl.explain(PLAN, prompts)
+    with pytest.raises(PlanError, match="needs the engine"):
+        sl.explain(PLAN, [5, 6], completion="text")

@@ -199,3 +199,10 @@ def test_a_set_remembers_its_making_only_while_it_lives(engine, pairs):
     copy = pickle.loads(pickle.dumps(found))
     assert copy == found
     assert copy.origin is None
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("method", ["mean_diff", "bipo"])
+def test_an_alias_is_no_engine(pairs, method):
+    with pytest.raises(InputError, match=r"sl\.load.*got 'smollm2-135m'"):
+        sl.extract("smollm2-135m", pairs, method)

@@ -193,3 +193,9 @@ def test_sentiment_moves_on_prompts_it_was_not_learned_from(lens_engine):
         margins[scale] = float((frame.log_prob.to_numpy().reshape(8, 6) * sides).sum(axis=1).mean() / 3)
     assert margins[1.0] > margins[0.0] + 0.5
     assert margins[-1.0] < margins[0.0] - 0.5
+
+
+def test_the_card_says_whether_prompts_were_chat(tiny_llama_engine, targets):
+    for chat in (False, True):
+        vectors = sl.extract(tiny_llama_engine, targets, "bipo", layers=1, max_norm=1.0, steps=1, chat=chat)
+        assert vectors[1].card.chat is chat

@@ -317,3 +317,8 @@ def test_the_shared_formula_is_the_reference_implementation(h, kind, scale):
     projection = h @ V.unit
     formula = s * (a + g * (projection.clamp(lo, hi) - projection))[..., None] * V.unit
     torch.testing.assert_close(formula, edit.delta(h).expand_as(h), atol=1e-4, rtol=1e-4)
+
+
+def test_a_strength_without_its_unit_is_refused_with_both_names():
+    with pytest.raises(PlanError, match=r"dose= .* or coef="):
+        sl.add(V, 0.2)

@@ -265,3 +265,24 @@ def changed(**entries):
 def test_what_is_no_plan_is_refused(text):
     with pytest.raises(PlanError):
         Plan.from_json(text)
+
+
+def test_a_further_vector_from_elsewhere_is_noticed():
+    plan = Plan(sl.rotate(V, W, angle=1.0))
+    with pytest.warns(UserWarning, match=r"toward of rotate.*extracted at blocks\.3.* applied at blocks\.1"):
+        plan.check(INFO)
+    there = SteeringVector.from_tensor(torch.tensor([1.0, 0.0]), layer=1, model="another")
+    with pytest.warns(UserWarning, match=r"reference of set.*made on another, not tiny"):
+        Plan(sl.set(V, 0.0, reference=there)).check(INFO)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Plan(sl.set(V, 0.0, reference=U), sl.rotate(V, U, angle=1.0)).check(INFO)
+
+
+def test_a_median_norm_of_unstated_weights_is_measured_anew_and_a_users_own_is_kept():
+    card = replace(V.card, model="some", extracted_at=V.hook_point.name, median_norm=999.0)
+    plan = Plan(sl.add(replace(V, card=card), dose=0.5))
+    assert plan.edits[0].median_norm == 999.0
+    assert plan.resolved(lambda *_: 44.0, "hash").edits[0].median_norm == 44.0
+    own = Plan(plan.edits[0].with_median_norm(7.0))
+    assert own.resolved(lambda *_: 44.0, "hash").edits[0].median_norm == 7.0

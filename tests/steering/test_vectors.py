@@ -130,3 +130,17 @@ def test_a_set_holds_each_layer_once_and_one_site():
         VectorSet((vector(), vector()))
     with pytest.raises(HookPointError, match="one site"):
         VectorSet((vector(layer=1), vector(layer=2, site="resid_pre")))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("layer", ["1", True, 1.0, None])
+def test_a_set_is_indexed_by_layers(layer):
+    vector = SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
+    with pytest.raises(HookPointError, match="indexed by a layer"):
+        VectorSet((vector,))[layer]
+
+
+def test_get_counts_layers_as_indexing_does():
+    vectors = VectorSet((SteeringVector.from_tensor(torch.ones(2), layer=3),))
+    assert vectors.get(-1) is vectors[-1]
+    assert vectors.get(7) is None

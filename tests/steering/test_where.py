@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -165,3 +166,32 @@ def test_only_positions_combine(other):
         _ = where.all() | other
     with pytest.raises(PlanError, match="combine"):
         _ = where.all() & other
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda: where.last_prompt() or where.generated(),
+        lambda: where.prompt() and where.index(0),
+        lambda: not where.prompt(),
+    ],
+)
+def test_words_of_python_do_not_combine_positions(combine):
+    with pytest.raises(PlanError, match=r"\|, & and ~"):
+        combine()
+
+
+@pytest.mark.parametrize("values", [[[True], [True, False]], None, "abc", torch.zeros(2, 0, dtype=torch.bool)])
+def test_what_is_no_table_of_booleans_is_no_mask(values):
+    with pytest.raises(PlanError, match="mask"):
+        where.mask(values)
+
+
+def test_a_described_mask_holds_no_negative_positions():
+    with pytest.raises(PlanError, match=r"≥ 0, got \(\(-1,\),\)"):
+        from_json({"kind": "mask", "rows": [[-1]]})
+
+
+def test_integers_of_numpy_are_integers(unchecked_types):
+    assert where.index(np.int64(3)) == where.index(3)
+    assert where.ids(np.int32(3)) == where.ids(3)

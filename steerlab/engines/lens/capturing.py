@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.lens.step import Step, current_step
 from steerlab.steering.content import PromptContent
@@ -143,7 +144,17 @@ def plan_hooks(run: PlanRun) -> list[HookPair]:
 
 
 def whole_prompt_hooks(plan: Plan) -> list[HookPair]:
-    """(hook name, function) pairs for calls that each hold whole prompts, without padding or cache."""
+    """(hook name, function) pairs for calls that each hold whole prompts, without padding or cache.
+
+    Raises:
+        PlanError: for a condition that is read at another hook point than its edit.
+    """
+    for one in plan:
+        if one.when is not None and one.when.hook_point != one.hook_point:
+            raise PlanError(
+                f"[{one}] has a condition read at another hook point, and a hook sees its own alone; use the engine's "
+                "generate, score, capture or logits, or read the probe where the edit acts."
+            )
 
     def edit(point: HookPoint, value: Tensor) -> Tensor:
         n_rows, n_pos = value.shape[:2]
