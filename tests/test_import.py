@@ -9,12 +9,14 @@ import steerlab
 HEAVY = ["torch", "transformers", "transformer_lens", "vllm", "matplotlib", "pandas", "numpy", "scipy", "sklearn"]
 
 PUBLIC = """
-Activations BackendMissingError Completion ContextLengthError ContrastPairs Controls DataError Effect Engine
-Experiment Generations HookPointError InputError LensEngine ModelNotFoundError Perplexity Plan PlanError PolicyError
-PromptError Receipt ReceiptError RunError SamplingPolicy Scores SteeringVector SteerlabError TargetError Targets
-VectorFileError VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp
-create_steering_hook current_step explain export_gguf extract generate_steered_response hooked_generate import_loreft
-import_sae load perplexity plot_diagnostics rotate schedule when where
+Activations BackendMissingError BatchedSequences Completion ContextLengthError ContrastPairs Controls DataError
+DiagnosticsPack DiagnosticsResults DistributionDiagnostics Effect Engine EngineError Experiment GenerationConfig
+Generations HookPointError InputError LensEngine LogprobResults ModelNotFoundError Perplexity Plan PlanError
+PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores SequenceDiagnostics
+SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics VLLMEngine VectorFileError
+VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp create_steering_hook
+current_step explain export_gguf extract generate_steered_response hooked_generate import_loreft import_sae load
+perplexity plot_diagnostics register_dataset rotate schedule when where
 """.split()
 
 

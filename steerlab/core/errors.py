@@ -17,6 +17,8 @@
     │   ├── ContextLengthError           more tokens than the model's context
     │   └── DataError                    a bad row in a data or configuration file
     ├── ReceiptError (RuntimeError)      a plan edited other positions than it implies
+    ├── EngineError (RuntimeError)       an engine or one of its processes has died
+    ├── RewardError (RuntimeError)       a reward function failed; names the row
     ├── RunError (RuntimeError)          a run directory that cannot be used
     └── BackendMissingError (ImportError)  an optional dependency is not installed
 
@@ -82,6 +84,14 @@ class DataError(InputError):
 
 class ReceiptError(SteerlabError, RuntimeError):
     """A plan edited other positions than it implies."""
+
+
+class EngineError(SteerlabError, RuntimeError):
+    """An engine, or a process that it runs in, has died; its requests are lost."""
+
+
+class RewardError(SteerlabError, RuntimeError):
+    """A reward function failed or gave something else than a number; the message names the row."""
 
 
 class RunError(SteerlabError, RuntimeError):

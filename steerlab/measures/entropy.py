@@ -39,8 +39,9 @@ def rb_entropy(
     """
     scale = 1.0 if policy.is_greedy else policy.temperature
     inside = nucleus(logits, policy)
-    scaled = (widen(logits, dtype) / scale).masked_fill(~inside, -math.inf)
-    shifted = scaled - scaled.amax(dim=-1, keepdim=True).detach()
+    wide = widen(logits, dtype)
+    # shifted before the division, so that large logits lose nothing; the highest one is always inside
+    shifted = ((wide - wide.amax(dim=-1, keepdim=True).detach()) / scale).masked_fill(~inside, -math.inf)
     q = shifted.softmax(dim=-1)
     weighted = (q * shifted.masked_fill(~inside, 0.0)).sum(dim=-1)
     return (shifted.logsumexp(dim=-1) - weighted).clamp_min(0.0)

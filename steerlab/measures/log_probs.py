@@ -55,7 +55,9 @@ def log_q(
     if policy.is_greedy:
         zero = torch.zeros_like(widen(logits, dtype)[..., 0])
         return zero.masked_fill(~chosen_inside, -math.inf)
-    scaled = widen(logits, dtype) / policy.temperature
+    wide = widen(logits, dtype)
+    # shifted before the division, so that large logits lose nothing
+    scaled = (wide - wide.amax(dim=-1, keepdim=True).detach()) / policy.temperature
     normaliser = scaled.masked_fill(~inside, -math.inf).logsumexp(dim=-1)
     chosen = scaled.gather(-1, index).squeeze(-1) - normaliser
     return chosen.masked_fill(~chosen_inside, -math.inf)

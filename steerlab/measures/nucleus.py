@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steerlab.core.policy import SamplingPolicy
+from steerlab.measures.top_p import MIN_VOCABULARY, ROWS_AT_ONCE, top_p_edges
 
 
 def widen(logits: Float[Tensor, "*batch d_vocab"], dtype: torch.dtype | None = None) -> Float[Tensor, "*batch d_vocab"]:
@@ -41,13 +42,65 @@ def nucleus(logits: Float[Tensor, "*batch d_vocab"], policy: SamplingPolicy) -> 
         >>> nucleus(p.log(), SamplingPolicy(top_p=0.8))
         tensor([ True, False, False,  True])
     """
-    raw = logits.detach().to(torch.float32)
-    if policy.is_greedy:
-        best = raw.argmax(dim=-1, keepdim=True)
-        return torch.zeros_like(raw, dtype=torch.bool).scatter_(-1, best, True)
-    scaled = raw / policy.temperature
-    if policy.top_k == 0 and policy.top_p >= 1 and policy.min_p == 0:
+    scaled = scaled_by(logits, policy)
+    if not truncates(policy):
         return scaled > -math.inf
+    return up_to_edge(scaled, _edges(scaled, policy))
+
+
+def nucleus_edges(logits: Float[Tensor, "*batch d_vocab"], policy: SamplingPolicy) -> Int[Tensor, "*batch"] | None:
+    """The last token of each nucleus, in the order "higher logit first, lower id first among equals".
+
+    It holds the whole nucleus in one number per row: `up_to_edge` gives the set back.
+
+    Args:
+        logits: raw logits.
+        policy: the sampling policy.
+
+    Returns:
+        Token ids; None for a policy that keeps every possible token.
+    """
+    return _edges(scaled_by(logits, policy), policy) if truncates(policy) else None
+
+
+def up_to_edge(scaled: Float[Tensor, "*batch d_vocab"], edges: Int[Tensor, "*batch"]) -> Bool[Tensor, "*batch d_vocab"]:
+    """The tokens with a higher logit than the edge, and those with an equal one and no higher id."""
+    index = edges.unsqueeze(-1)
+    cut = scaled.gather(-1, index)
+    inside = scaled >= cut
+    equal = scaled == cut
+    if int(torch.count_nonzero(equal)) > edges.numel():
+        ids = torch.arange(scaled.shape[-1], device=scaled.device)
+        inside &= ~equal | (ids <= index)
+    return inside
+
+
+def truncates(policy: SamplingPolicy) -> bool:
+    """Whether a policy can leave out tokens that the model thinks possible."""
+    return policy.is_greedy or policy.top_k > 0 or policy.top_p < 1 or policy.min_p > 0
+
+
+def scaled_by(logits: Float[Tensor, "*batch d_vocab"], policy: SamplingPolicy) -> Float[Tensor, "*batch d_vocab"]:
+    """Logits / temperature in float32, on which every nucleus is chosen; a greedy policy leaves them as they are."""
+    raw = logits.detach().to(torch.float32)
+    return raw if policy.is_greedy or policy.temperature == 1 else raw / policy.temperature
+
+
+def _edges(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
+    if policy.is_greedy:
+        return scaled.argmax(dim=-1)
+    only_top_p = policy.top_k == 0 and policy.min_p == 0
+    if not only_top_p or scaled.shape[-1] < MIN_VOCABULARY:
+        return _edges_by_sort(scaled, policy)
+    rows = scaled.reshape(-1, scaled.shape[-1])
+    edges, sure = top_p_edges(rows, policy.top_p)
+    for rest in (~sure).nonzero()[:, 0].split(ROWS_AT_ONCE):
+        if len(rest):
+            edges = edges.index_copy(0, rest, _edges_by_sort(rows[rest], policy))
+    return edges.reshape(scaled.shape[:-1])
+
+
+def _edges_by_sort(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
     ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
     keep = ordered > -math.inf
     if policy.top_k:
@@ -57,13 +110,13 @@ def nucleus(logits: Float[Tensor, "*batch d_vocab"], policy: SamplingPolicy) -> 
     if policy.min_p > 0:
         mass = ordered.masked_fill(~keep, -math.inf).softmax(dim=-1)
         keep &= mass >= policy.min_p * mass[..., :1]
-    keep[..., 0] = True
-    return torch.zeros_like(keep).scatter_(-1, ids, keep)
+    last = (keep.sum(dim=-1, keepdim=True) - 1).clamp_min(0)
+    return ids.gather(-1, last).squeeze(-1)
 
 
 def _within_top_p(ordered: Float[Tensor, "*batch d_vocab"], top_p: float) -> Bool[Tensor, "*batch d_vocab"]:
     """Which of the descending logits stay when the low end is dropped up to a mass of 1 − top_p."""
-    from_below = ordered.softmax(dim=-1).flip(-1).cumsum(dim=-1)
+    from_below = ordered.flip(-1).softmax(dim=-1).cumsum(dim=-1)  # in the warpers' order, so that rounding is theirs
     return (from_below > 1 - top_p).flip(-1)
 
 

@@ -1,0 +1,364 @@
+"""Steering inside vLLM: what it costs, and whether it is right, on a random Llama.
+
+    python benchmarks/vllm_steering.py --check              # correctness on a small float32 model, any device
+    python benchmarks/vllm_steering.py                      # throughput, 1B Llama shape, on a GPU
+    python benchmarks/vllm_steering.py --tensor-parallel 2
+
+Each engine runs in a process of its own, one after the other on the same device: stock vLLM, one wired layer, all
+layers wired. The table gives tokens a second, median of the rounds, and the ratio to stock vLLM in the same run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+
+SHAPES = {
+    "1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096,
+    },
+    "small": {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.1,
+    },
+}
+MODES = ("stock", "one layer", "all layers")
+
+
+def main() -> None:
+    """Runs the check, one arm, or all arms."""
+    options = arguments()
+    make_plugin_visible(Path(tempfile.mkdtemp()))
+    if options.arm:
+        print("RESULT " + json.dumps(measure(options)))
+        return
+    options.model = options.model or str(build_model("small" if options.check else options.shape))
+    if options.check:
+        check(options)
+        return
+    results = [in_own_process(options, mode) for mode in MODES]
+    report(results, options)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="correctness only")
+    parser.add_argument("--shape", default="1b", choices=SHAPES)
+    parser.add_argument("--model", help="a model directory; by default a random one is made")
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens per prompt")
+    parser.add_argument("--tokens", type=int, default=256, help="new tokens per request")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--arm", choices=MODES, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def make_plugin_visible(directory: Path) -> None:
+    """Lets vLLM's processes find the plugin also where steerlab is on the path but not installed."""
+    if any(point.name == "steerlab" for point in entry_points(group="vllm.general_plugins")):
+        return
+    info = directory / "steerlab_plugin-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steerlab-plugin\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nsteerlab = steerlab.engines.vllm.plugin:register\n")
+    package = Path(__file__).resolve().parent.parent
+    paths = [str(directory), str(package), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    sys.path[:0] = paths[:2]
+
+
+def build_model(shape: str) -> Path:
+    """Saves a random Llama without tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = Path(tempfile.mkdtemp()) / "model"
+    torch.manual_seed(0)
+    dtype = torch.float32 if shape == "small" else torch.bfloat16
+    config = LlamaConfig(
+        **SHAPES[shape], tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        model = LlamaForCausalLM(config).to(dtype)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(directory)
+    del model
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return directory
+
+
+# --- throughput ---------------------------------------------------------------------------------------------------
+
+
+def in_own_process(options: argparse.Namespace, mode: str) -> dict:
+    """One arm in a fresh process, so that each finds the device empty."""
+    passed = {"shape", "model", "requests", "prompt", "tokens", "rounds"}
+    words = [word for name in sorted(passed) for word in (f"--{name}", str(getattr(options, name)))]
+    command = [sys.executable, __file__, "--arm", mode, "--tensor-parallel", str(options.tensor_parallel), *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise SystemExit(f"The arm {mode!r} failed:\n{done.stdout[-3000:]}")
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def measure(options: argparse.Namespace) -> dict:
+    """Throughput of one arm."""
+    prompts = make_prompts(options)
+    if options.arm == "stock":
+        return measure_stock(options, prompts)
+    from steerlab.engines.vllm import VLLMEngine
+
+    n_layers = SHAPES[options.shape]["num_hidden_layers"]
+    layers = [n_layers // 2] if options.arm == "one layer" else list(range(n_layers))
+    with VLLMEngine(options.model, layers=layers, **engine_arguments(options)) as engine:
+        plans = make_plans(layers, SHAPES[options.shape]["hidden_size"], options.requests)
+        still = [plan.scaled(0.0) for plan in plans]
+        run = generator(engine, options)
+        found = {"arm": options.arm, "runner": engine._client.workers[0]["runner"]}
+        run(prompts, plans)  # warm-up: kernels and host paths
+        for name, plan in (("unsteered", None), ("steered", plans), ("dose 0", still)):
+            engine.llm.reset_prefix_cache()
+            found[name] = rates(lambda plan=plan: run(prompts, plan), options)
+        plain, idle, moved = (run(prompts, plan) for plan in (None, still, plans))
+        found["dose 0 keeps every token"] = plain == idle
+        found["rows that steering changed"] = sum(a != b for a, b in zip(plain, moved, strict=True))
+    return found
+
+
+def generator(engine, options):
+    """A function that generates and returns token ids."""
+    from steerlab.core.policy import SamplingPolicy
+
+    def run(prompts, plan):
+        rows = engine.generate(
+            prompts, plan=plan, policy=SamplingPolicy.greedy(), max_new_tokens=options.tokens, log_probs=False
+        )
+        return [row.token_ids for row in rows]
+
+    return run
+
+
+def measure_stock(options: argparse.Namespace, prompts: list[list[int]]) -> dict:
+    """The same work on vLLM as it comes."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(options.model, **engine_arguments(options, stock=True))
+    params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+
+    def run():
+        return llm.generate(inputs, params, use_tqdm=False)
+
+    run()
+    return {"arm": "stock", "unsteered": rates(run, options)}
+
+
+def engine_arguments(options: argparse.Namespace, *, stock: bool = False) -> dict:
+    """What both engines are started with."""
+    shared = {"dtype": "bfloat16", "skip_tokenizer_init": True, "max_model_len": options.prompt + options.tokens + 8}
+    names = {"tensor_parallel_size": options.tensor_parallel, "max_num_seqs": options.requests}
+    return {**shared, **names} if stock else {**shared, **names, "capture_tokens": 512}
+
+
+def rates(run, options: argparse.Namespace) -> list[float]:
+    """Tokens a second of each round."""
+    found = []
+    for _ in range(options.rounds):
+        start = time.perf_counter()
+        run()
+        found.append(options.requests * options.tokens / (time.perf_counter() - start))
+    return found
+
+
+def make_prompts(options: argparse.Namespace) -> list[list[int]]:
+    """Different prompts of one length."""
+    vocabulary = SHAPES[options.shape]["vocab_size"]
+    return [
+        [(7919 * row + 31 * i + 5) % (vocabulary - 10) + 5 for i in range(options.prompt)]
+        for row in range(options.requests)
+    ]
+
+
+def make_plans(layers: list[int], width: int, count: int) -> list:
+    """A plan per request: another vector at every layer."""
+    import torch
+
+    from steerlab.steering.operators import add
+    from steerlab.steering.plan import Plan
+    from steerlab.steering.vectors import SteeringVector
+
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Plan(
+            *(
+                add(SteeringVector.from_tensor(torch.randn(width, generator=generator), layer=layer), coef=0.5)
+                for layer in layers
+            )
+        )
+        for _ in range(count)
+    ]
+
+
+def report(results: list[dict], options: argparse.Namespace) -> None:
+    """The table."""
+    import torch
+
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    base = statistics.median(results[0]["unsteered"])
+    print(f"\n{card}, TP={options.tensor_parallel}, {options.requests} × {options.tokens} tokens, bfloat16\n")
+    print("| engine | requests | tok/s | of stock |\n| --- | --- | --- | --- |")
+    for result in results:
+        for name in ("unsteered", "dose 0", "steered"):
+            if name in result:
+                rate = statistics.median(result[name])
+                print(f"| {result['arm']} | {name} | {rate:,.0f} | {rate / base:.3f} |")
+    for result in results[1:]:
+        facts = {name: result[name] for name in ("runner", "dose 0 keeps every token", "rows that steering changed")}
+        print(f"\n{result['arm']}: {facts}")
+
+
+# --- correctness --------------------------------------------------------------------------------------------------
+
+
+def check(options: argparse.Namespace) -> None:
+    """Compares with plain Hugging Face hooks: tokens, activations, receipts, and what the cache hands on."""
+    import torch
+
+    from steerlab.engines.vllm import VLLMEngine
+
+    width, layers = SHAPES["small"]["hidden_size"], [1, 2, 3]
+    prompts = [[(37 * row + 11 * i) % 500 for i in range(70 + 5 * row)] for row in range(8)]
+    plans = check_plans(width)
+    with VLLMEngine(
+        options.model,
+        layers=layers,
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_num_seqs=8,
+        tensor_parallel_size=options.tensor_parallel,
+        gpu_memory_utilization=0.5,
+    ) as engine:
+        print("workers:", engine._client.workers)
+        run = generator(engine, argparse.Namespace(tokens=24))
+        mixed = run(prompts, plans)
+        receipts = [[(edit.edited, edit.expected) for edit in receipt.edits] for receipt in engine.receipts]
+        alone = [run([prompt], [plan])[0] for prompt, plan in zip(prompts, plans, strict=True)]
+        again = [run([prompt], [plan])[0] for prompt, plan in reversed(list(zip(prompts, plans, strict=True)))][::-1]
+        plain = run(prompts, None)
+        still = run(prompts, [None if plan is None else plan.scaled(0.0) for plan in plans])
+        read = engine.capture(prompts, layers=layers, plan=plans)
+    expected = [reference(options.model, p, plan, 24) for p, plan in zip(prompts, plans, strict=True)]
+    unsteered = [reference(options.model, p, None, 24) for p in prompts]
+    deviation = max(
+        float((read.of(row, layer) - expected[row][1][layer]).abs().max() / expected[row][1][layer].abs().max())
+        for row in range(8)
+        for layer in layers
+    )
+    outcomes = {
+        "a mixed batch equals the reference": mixed == [tokens for tokens, _ in expected],
+        "every row alone too": alone == mixed,
+        "in another order, with a warm cache, too": again == mixed,
+        "unsteered rows are the model's own": plain == [tokens for tokens, _ in unsteered],
+        "dose 0 keeps every token": still == plain,
+        "steering changed something": sum(a != b for a, b in zip(mixed, plain, strict=True)) >= 4,
+        f"activations equal the reference (relative deviation {deviation:.1e})": deviation < 2e-3,
+        f"receipts {receipts}": all(edited == wanted for row in receipts for edited, wanted in row),
+    }
+    for name, holds in outcomes.items():
+        print("ok  " if holds else "FAIL", name)
+    print(torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
+    raise SystemExit(0 if all(outcomes.values()) else 1)
+
+
+def check_plans(width: int) -> list:
+    """Eight plans of every operator and several kinds of position."""
+    import torch
+
+    from steerlab.steering import where as w
+    from steerlab.steering.operators import ablate, add, clamp
+    from steerlab.steering.plan import Plan
+    from steerlab.steering.vectors import SteeringVector
+
+    def v(layer: int, seed: int):
+        values = torch.randn(width, generator=torch.Generator().manual_seed(10 * layer + seed))
+        return SteeringVector.from_tensor(values, layer=layer)
+
+    return [
+        None,
+        Plan(add(v(1, 0), coef=1.0)),
+        Plan(add(v(2, 1), coef=1.0, where=w.all()), ablate(v(3, 1), where=w.all())),
+        Plan(clamp(v(1, 2), -0.5, 0.5, where=w.all()), add(v(1, 3), coef=1.0), add(v(1, 4), coef=-1.0)),
+        Plan(add(v(2, 5), coef=2.0, where=w.generated())),
+        None,
+        Plan(ablate(v(1, 6), where=w.prompt()), add(v(3, 6), coef=2.0, where=w.index(0, -1))),
+        Plan(add(v(1, 7), coef=3.0, where=w.generated(after=3, until=9))),
+    ]
+
+
+def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[list[int], dict]:
+    """Greedy tokens and the prompt's streams from Hugging Face, with the plan carried out by hooks, without a cache."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from steerlab.steering.plan import Plan
+    from steerlab.steering.positions import RowPositions
+    from steerlab.steering.run import PlanRun
+
+    if model_path not in _MODELS:
+        _MODELS[model_path] = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    model, tokens, streams = _MODELS[model_path], list(prompt), {}
+    run = PlanRun(plan or Plan(), 1)
+
+    def hook(layer):
+        def edit(_, __, output):
+            stream = output[0] if isinstance(output, tuple) else output
+            for point in run.hook_points:
+                if point.layer == layer:
+                    stream = run.edit(point, stream)
+            if len(tokens) == len(prompt):
+                streams[layer] = stream[0].clone()
+            return (stream, *output[1:]) if isinstance(output, tuple) else stream
+
+        return edit
+
+    handles = [block.register_forward_hook(hook(i)) for i, block in enumerate(model.model.layers)]
+    try:
+        with torch.no_grad():
+            for _ in range(count):
+                run.begin(RowPositions.of_rows([len(tokens)], [len(prompt)]))
+                logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+                tokens.append(int(logits.argmax()))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tokens[len(prompt) :], streams
+
+
+_MODELS: dict = {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""`steerlab serve`: vLLM's OpenAI-compatible server, with steering by request."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from steerlab.core.errors import InputError
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Alias, model directory or hub id.", show_default=False)
+    ],
+    vllm_arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- VLLM_OPTIONS", help="Options of `vllm serve`, after `--`.", show_default=False),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…|all", help="Layers that requests can steer; none without it.", show_default=False),
+    ] = None,
+    vectors: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder whose vector files requests can name; repeatable.", show_default=False
+        ),
+    ] = None,
+    max_directions: Annotated[int, typer.Option(help="Edits that one request may have at one layer.")] = 4,
+    max_runs: Annotated[int, typer.Option(help="Separate runs of positions that one edit may act on.")] = 8,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+) -> None:
+    """Serve a model over HTTP as OpenAI does, with steering by request (vLLM)."""
+    from steerlab.engines.vllm.serving.arguments import ServeOptions
+    from steerlab.engines.vllm.serving.server import serve as run
+
+    run(
+        ServeOptions(
+            model=model,
+            layers=None if layers is None else parse_layers(layers),
+            vectors=tuple(vectors or ()),
+            max_directions=max_directions,
+            max_runs=max_runs,
+            host=host,
+            port=port,
+            vllm_arguments=tuple(vllm_arguments or ()),
+        )
+    )
+
+
+def parse_layers(text: str) -> Any:
+    """Layers as they are typed: `all`, or numbers with commas; negative ones count from the end.
+
+    Raises:
+        InputError: for anything else.
+
+    Examples:
+        >>> parse_layers("10,14")
+        [10, 14]
+    """
+    if text == "all":
+        return text
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"--layers takes `all` or numbers such as 10,14, got {text!r}.") from error

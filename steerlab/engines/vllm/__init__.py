@@ -1,0 +1,22 @@
+"""The engine on vLLM: the same plans inside its compiled graphs, per request.
+
+vLLM loads this package's plugin in each of its processes, so importing it loads nothing more.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steerlab.engines.vllm.engine import VLLMEngine
+    from steerlab.engines.vllm.repcontrol import RepControl
+
+_NAMES = {"RepControl": "repcontrol", "VLLMEngine": "engine"}
+
+__all__ = ["RepControl", "VLLMEngine"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on its first use."""
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)

@@ -1,0 +1,165 @@
+"""The vLLM engine behind ours: started with steering wired in, asked, and shut down without leftovers."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+from typing_extensions import override
+
+from steerlab.core.errors import EngineError, HookPointError, InputError
+from steerlab.engines.vllm.config import KEY, SteeringConfig
+from steerlab.engines.vllm.held import HeldPlans
+from steerlab.engines.vllm.packets import pack, unpack
+from steerlab.engines.vllm.plugin import register
+from steerlab.engines.vllm.processes import GRACE, descendants, end
+
+_OURS = ("logprobs_mode", "generation_config", "runner")
+
+
+class Client:
+    """A running vLLM whose workers are wired.
+
+    Args:
+        path: the model directory.
+        config: what to wire.
+        arguments: further arguments of `vllm.LLM`.
+
+    Raises:
+        InputError, HookPointError: if the engine cannot steer this model, or a feature is on that it cannot work with.
+    """
+
+    def __init__(self, path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> None:
+        taken = [name for name in _OURS if name in arguments]
+        if taken:
+            raise InputError(f"{', '.join(taken)} is set by steerlab and cannot be passed to VLLMEngine.")
+        register()
+        from vllm import LLM
+
+        before = set(descendants())
+        self.llm: Any = LLM(
+            model=path,
+            logprobs_mode="raw_logprobs",
+            generation_config="vllm",
+            **{**arguments, "additional_config": {**arguments.get("additional_config", {}), KEY: config.to_json()}},
+        )
+        self.config = config
+        self.held = HeldPlans()
+        self._processes = [process for process in descendants() if process not in before]
+        try:
+            self.workers = self._check_wired()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_wired(self) -> list[dict[str, Any]]:
+        """What every worker says of itself."""
+        try:
+            workers = [header for header, _ in self.ask("describe")]
+        except Exception as error:  # whatever crosses the process boundary
+            raise InputError(NOT_LOADED) from error
+        return check_workers(workers, self.config)
+
+    def ask(
+        self, command: str, header: Any = None, arrays: Mapping[str, np.ndarray] | None = None
+    ) -> list[tuple[Any, dict[str, np.ndarray]]]:
+        """Sends a command to every worker; their answers in order of rank.
+
+        Raises:
+            EngineError: if a worker has died.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            answers = self.llm.collective_rpc("steerlab", args=(command, pack(header, arrays)))
+        except EngineDeadError as error:
+            raise EngineError(_DEAD) from error
+        return [unpack(answer) if answer else (None, {}) for answer in answers]
+
+    def run(self, prompts: Sequence[Mapping[str, Any]], params: Sequence[Any], what: str) -> list[Any]:
+        """VLLM's outputs, in the order of the prompts.
+
+        Raises:
+            EngineError: if a worker dies on the way.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        bar = functools.partial(_bar, what)
+        try:
+            return self.llm.generate(list(prompts), list(params), use_tqdm=bar)
+        except EngineDeadError as error:
+            raise EngineError(_DEAD) from error
+
+    @property
+    def vllm_config(self) -> Any:
+        """The configuration that vLLM arrived at."""
+        return self.llm.llm_engine.vllm_config
+
+    def close(self) -> None:
+        """Ends the workers and waits for them; one that hangs is killed."""
+        core = self.llm.llm_engine.engine_core
+        in_process = hasattr(core, "engine_core")
+        core.shutdown(timeout=GRACE)
+        self.llm = None
+        end(self._processes)
+        if in_process:
+            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
+
+
+def check_workers(workers: list[dict[str, Any]], config: SteeringConfig) -> list[dict[str, Any]]:
+    """What workers say of themselves, if together they are wired as asked.
+
+    Raises:
+        HookPointError: otherwise.
+    """
+    for worker in workers:
+        if not worker["wired"]:
+            raise HookPointError(worker["reason"] or NOT_LOADED)
+    missing = set(config.layers) - {layer for worker in workers for layer in worker["layers"]}
+    if missing:
+        raise HookPointError(f"No worker holds the layers {sorted(missing)}, so they cannot be wired.")
+    _check_ranks_agree(workers)
+    return workers
+
+
+def _check_ranks_agree(workers: Sequence[Mapping[str, Any]]) -> None:
+    """Tensor-parallel ranks of one pipeline stage must hold the same stream, to be edited alike."""
+    stages: dict[int, Mapping[str, Any]] = {}
+    for worker in workers:
+        first = stages.setdefault(worker["pp"], worker)
+        same = worker["rule"] == first["rule"] and np.allclose(worker["digest"], first["digest"], rtol=1e-2)
+        if not same:
+            raise HookPointError(
+                f"Tensor-parallel ranks {first['tp']} and {worker['tp']} hold different streams after the layers of "
+                "one stage; this family cannot be steered inside vLLM under tensor parallelism."
+            )
+
+
+class _Bar(tqdm):
+    """A bar whose elapsed time is never 0: vLLM divides by it, also when the bar is switched off."""
+
+    @property
+    @override
+    def format_dict(self) -> dict[str, Any]:
+        """What the bar shows."""
+        shown = super().format_dict
+        return {**shown, "elapsed": max(shown["elapsed"], 1e-9)}
+
+
+def _bar(what: str, *items: Any, **arguments: Any) -> Any:
+    """A bar on a terminal or in a notebook, once the work has taken two seconds."""
+    return _Bar(*items, **{**arguments, "desc": what, "delay": 2.0, "leave": False, "disable": None})
+
+
+NOT_LOADED = (
+    "A vLLM worker is not wired for steering: its process did not load steerlab's plugin. Check that steerlab is "
+    "installed in the environment that vLLM runs in (its entry point `vllm.general_plugins`), and that VLLM_PLUGINS, "
+    "if set, names `steerlab`."
+)
+_DEAD = (
+    "vLLM's engine has died: one of its worker processes failed or was killed. The requests of this call are lost; "
+    "vLLM's log above has the cause. Close this engine and start a new one."
+)

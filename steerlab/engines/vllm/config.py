@@ -1,0 +1,54 @@
+"""What an engine asks of its workers, and how it reaches them: vLLM's `additional_config`.
+
+`additional_config` is part of vLLM's compile cache key, so a graph that was compiled for other layers, other buffer
+shapes or another version of the operator is never loaded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from steerlab.core.errors import InputError
+
+KEY = "steerlab"
+"""Our entry in `additional_config` and in a request's `extra_args`."""
+
+OP_VERSION = 1
+"""Changes whenever the operator's arguments or meaning change."""
+
+
+@dataclass(frozen=True)
+class SteeringConfig:
+    """What is wired into a model.
+
+    Attributes:
+        layers: layers after which the stream can be edited and read.
+        max_directions: directions that one request may have at one layer.
+        max_runs: runs of consecutive positions that one edit may act on.
+        capture_tokens: positions that one forward pass may read; 0 wires no reading.
+        op_version: the operator's version.
+    """
+
+    layers: tuple[int, ...]
+    max_directions: int = 4
+    max_runs: int = 8
+    capture_tokens: int = 2048
+    op_version: int = OP_VERSION
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(sorted(self.layers)))
+        for name, least in (("max_directions", 1), ("max_runs", 1), ("capture_tokens", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{name} is an integer ≥ {least}, got {value!r}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """As `additional_config` carries it."""
+        return {**asdict(self), "layers": list(self.layers)}
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> "SteeringConfig | None":
+        """What a vLLM configuration asks for; None if it asks for no steering."""
+        additional = vllm_config.additional_config
+        found = additional.get(KEY) if isinstance(additional, Mapping) else None
+        return None if found is None else cls(**{**found, "layers": tuple(found["layers"])})

@@ -1,0 +1,117 @@
+"""From what a caller passes to token ids, each prompt checked by itself, so that a bad one can fail alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerlab.core.engine import ModelInfo
+from steerlab.core.errors import ContextLengthError, PromptError, SteerlabError, TargetError
+from steerlab.core.text import (
+    Boundary,
+    EncodedPair,
+    EncodedPrompt,
+    TargetLike,
+    as_prompts,
+    as_targets,
+    encode_pair,
+    encode_prompt,
+    is_single_prompt,
+)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes prompts and targets with a model's own tokenizer.
+
+    Attributes:
+        tokenizer: the tokenizer; None if the engine works with token ids only.
+        info: the model.
+    """
+
+    tokenizer: Any
+    info: ModelInfo
+
+    def prompts(self, prompts: Any, chat: bool, room: int) -> list[EncodedPrompt | SteerlabError]:
+        """Every prompt's ids, or what is wrong with it.
+
+        Args:
+            prompts: one prompt or several.
+            chat: take strings as user turns.
+            room: tokens that must fit after each.
+
+        Raises:
+            PromptError: if there are no prompts at all.
+        """
+        if is_single_prompt(prompts) or not isinstance(prompts, list | tuple) or not prompts:
+            return [self._encoded(prompt, chat, room, 0) for prompt in as_prompts(prompts)]
+        return [self._encoded(prompt, chat, room, index) for index, prompt in enumerate(prompts)]
+
+    def _encoded(self, prompt: Any, chat: bool, room: int, index: int) -> EncodedPrompt | SteerlabError:
+        try:
+            if type(prompt) is list and prompt and all(type(i) is int for i in prompt):
+                return self._plain_ids(prompt, room, index)
+            (checked,) = as_prompts([prompt])
+            if self.tokenizer is None and (isinstance(checked, str) or not all(isinstance(i, int) for i in checked)):
+                raise PromptError("This engine has no tokenizer (skip_tokenizer_init=True); pass token ids.")
+            encoded = encode_prompt(self.tokenizer, checked, chat=chat, d_vocab=self.info.d_vocab)
+            self.check_length(len(encoded.token_ids) + room, f"Prompt {index} and {room} new tokens")
+        except SteerlabError as error:
+            return error
+        return encoded
+
+    def _plain_ids(self, ids: list[int], room: int, index: int) -> EncodedPrompt:
+        """The short way for what large batches are made of; the same checks as for any other prompt."""
+        if min(ids) < 0 or max(ids) >= self.info.d_vocab:
+            return encode_prompt(self.tokenizer, ids, d_vocab=self.info.d_vocab)  # raises, and says why
+        self.check_length(len(ids) + room, f"Prompt {index} and {room} new tokens")
+        return EncodedPrompt(tuple(ids), None)
+
+    def pairs(
+        self, prompts: Any, targets: Sequence[Any], boundary: Boundary, score_eos: bool, chat: bool
+    ) -> list[tuple[int, int, EncodedPrompt, EncodedPair]]:
+        """(prompt index, target index, prompt, ids) of every pair, in order.
+
+        Raises:
+            TargetError, PromptError, ContextLengthError: for a pair that cannot be scored.
+        """
+        encoded = [raise_error(prompt) for prompt in self.prompts(prompts, chat, 0)]
+        rows = as_targets(targets, len(encoded), is_single_prompt(prompts))
+        pairs = [
+            (i, j, prompt, self._pair(prompt, target, boundary, score_eos))
+            for i, (prompt, row) in enumerate(zip(encoded, rows, strict=True))
+            for j, target in enumerate(row)
+        ]
+        for i, j, _, pair in pairs:
+            length = len(pair.context_ids) + len(pair.target_ids)
+            self.check_length(length + 1, f"Prompt {i}, its target {j} and the token that vLLM adds")
+        return pairs
+
+    def _pair(self, prompt: EncodedPrompt, target: TargetLike, boundary: Boundary, eos: bool) -> EncodedPair:
+        if self.tokenizer is None and isinstance(target, str):
+            raise TargetError("This engine has no tokenizer (skip_tokenizer_init=True); pass token ids.")
+        pair = encode_pair(self.tokenizer, prompt, target, boundary=boundary, d_vocab=self.info.d_vocab)
+        if not eos:
+            return pair
+        if self.tokenizer is None or self.tokenizer.eos_token_id is None:
+            raise TargetError("score_eos=True needs an EOS token, and this tokenizer has none.")
+        return EncodedPair(pair.context_ids, (*pair.target_ids, self.tokenizer.eos_token_id), pair.boundary)
+
+    def check_length(self, length: int, what: str) -> None:
+        """Nothing, if so many tokens fit the context.
+
+        Raises:
+            ContextLengthError: otherwise; says by how much.
+        """
+        limit = self.info.context_length
+        if length > limit:
+            raise ContextLengthError(
+                f"{what} take {length} tokens, {length - limit} more than the context of {limit}. Shorten it, or "
+                "start the engine with a larger max_model_len; nothing is cut silently."
+            )
+
+
+def raise_error(found: Any) -> Any:
+    """What was found, unless it is an error, which is raised."""
+    if isinstance(found, SteerlabError):
+        raise found
+    return found

@@ -1,0 +1,345 @@
+"""VLLMEngine: generate, score and capture on vLLM, each request under its own plan."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
+from steerlab.core.errors import InputError, SteerlabError
+from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
+from steerlab.core.policy import SamplingPolicy
+from steerlab.core.results import Activations, Generations, Scores, check_pool
+from steerlab.core.seeds import SeedLike, check_seed
+from steerlab.core.shipped import reference_text
+from steerlab.core.text import Boundary, PromptLike, encode_prompt
+from steerlab.engines.vllm.accounts import Inherited, inherited_of, receipt_of
+from steerlab.engines.vllm.call import carry_out
+from steerlab.engines.vllm.capturing import CaptureCall
+from steerlab.engines.vllm.client import Client
+from steerlab.engines.vllm.compiled_plan import wired_layer
+from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.encoding import Encoder, raise_error
+from steerlab.engines.vllm.generating import GenerationCall, ran_tokens, stop_strings
+from steerlab.engines.vllm.info import describe, eos_token_ids, read_config, read_tokenizer
+from steerlab.engines.vllm.isolation import check_isolation
+from steerlab.engines.vllm.planning import Planner, Ready
+from steerlab.engines.vllm.requests import Outcome, Request
+from steerlab.engines.vllm.sampling import check_policy
+from steerlab.engines.vllm.scoring import score_of, score_requests
+from steerlab.engines.vllm.versions import require_vllm
+from steerlab.models import resolve
+from steerlab.steering.assign import PlanArgument
+from steerlab.steering.receipts import Receipt, warn_if_idle
+from steerlab.steering.where import Where
+from steerlab.steering.where import all as all_positions
+from steerlab.steering.where import index as index_positions
+
+REFERENCE_WINDOW = 256
+
+
+class VLLMEngine:
+    """The Engine protocol on vLLM, with steering inside its compiled graphs.
+
+    Every request of a batch may have its own plan; unsteered requests beside them are not touched, and the prefix
+    cache never hands a steered block to a request that did not ask for the same edits at the same positions.
+
+    Attributes:
+        llm: the `vllm.LLM`, for whatever this class does not cover.
+        tokenizer: the model's own tokenizer; None with `skip_tokenizer_init=True`.
+        receipts: what the last call's plans edited, one per row of its result.
+        inherited: per row, the edited positions that came from the prefix cache, written under the same edits.
+        errors: with `on_error="return"`, what was wrong with each prompt of the last call that did not run.
+
+    Args:
+        model: an alias, a model directory or a hub id, as in `steerlab.load`.
+        layers: layers to wire: "all", an index or several; negative ones count from the end. Only these can be edited
+            or read (and, as resid_pre, the layer after each).
+        max_directions: edits that one plan may have at one layer.
+        max_runs: separate runs of positions that one edit may act on.
+        capture_tokens: positions that one forward pass may read; 0 switches `capture` and doses off.
+        tensor_parallel_size: GPUs that share each layer.
+        pipeline_parallel_size: groups of GPUs that share the layers.
+        dtype: of weights and activations; vLLM's choice by default.
+        seed: of vLLM itself; draws are keyed by the `seed` of each call.
+        revision: branch, tag or commit, for a hub id.
+        **vllm_kwargs: further arguments of `vllm.LLM`.
+
+    Raises:
+        BackendMissingError: without vLLM, or with a version that is not supported.
+        ModelNotFoundError: if there is no such model.
+        HookPointError: for an unknown layer, or a model family whose residual stream cannot be identified.
+        InputError: for a vLLM feature that steering does not work with.
+
+    Examples:
+        >>> engine = VLLMEngine("smollm2-135m", layers=[10, 14])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        layers: "str | int | range | list[int] | tuple[int, ...]",
+        max_directions: int = 4,
+        max_runs: int = 8,
+        capture_tokens: int = 2048,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        dtype: Any = None,
+        seed: int = 0,
+        revision: str | None = None,
+        **vllm_kwargs: Any,
+    ) -> None:
+        require_vllm()
+        self.receipts: list[Receipt] = []
+        self.inherited: list[Inherited] = []
+        self.errors: dict[int, SteerlabError] = {}
+        self._median_norms: dict[HookPoint, float] = {}
+        self._plans: OrderedDict[str, Ready] = OrderedDict()
+        found = resolve(model, revision=revision)
+        hf_config = read_config(found.path)
+        wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
+        self.config = SteeringConfig(tuple(wired), max_directions, max_runs, capture_tokens)
+        self.tokenizer: Any = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
+        self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", REFERENCE_WINDOW))
+        self._eos_ids = eos_token_ids(self.tokenizer, hf_config, found.path)
+        parallel = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
+        arguments = {"dtype": "auto" if dtype is None else str(dtype).removeprefix("torch."), "seed": seed}
+        self._client: Client | None = Client(str(found.path), self.config, {**parallel, **arguments, **vllm_kwargs})
+        try:
+            self._info = describe(found, hf_config, self._client.llm.model_config)
+            check_isolation(self._client, self._info)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "VLLMEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"VLLMEngine({self.info.name!r}, layers={list(self.config.layers)}, {self.info.dtype})"
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that runs."""
+        return self._info
+
+    @property
+    def llm(self) -> Any:
+        """The `vllm.LLM` behind this engine."""
+        return self._running.llm
+
+    def close(self) -> None:
+        """Ends vLLM and its processes. The engine cannot be used afterwards."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def generate(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        *,
+        plan: PlanArgument = None,
+        policy: SamplingPolicy = DEFAULT_POLICY,
+        max_new_tokens: int = 64,
+        n: int = 1,
+        seed: SeedLike = 0,
+        stop: Sequence[str] | str = (),
+        chat: bool = False,
+        log_probs: bool = True,
+        on_error: Literal["raise", "return"] = "raise",
+        cache_salt: str | None = None,
+    ) -> Generations:
+        """Samples n continuations of each prompt, all in one batch, each under its prompt's plan.
+
+        Args:
+            prompts: strings, chat messages or token ids.
+            plan: a plan, None, or a list with one per prompt.
+            policy: the sampling policy.
+            max_new_tokens: tokens at most; 0 returns empty completions.
+            n: samples per prompt.
+            seed: an integer, whose draws are keyed by (seed, prompt, sample); or one integer per prompt. The draws are
+                vLLM's, so they differ from the TransformerLens engine's.
+            stop: strings that end a row as soon as its text contains one; the text is cut before it.
+            chat: take strings as user turns of a chat.
+            log_probs: False leaves `token_log_probs` and `token_log_qs` NaN and is faster.
+            on_error: `raise` raises what is wrong with a prompt or its plan before anything runs; `return` gives such
+                prompts completions with finish_reason `error`, explained in `engine.errors`, and runs the others.
+            cache_salt: keeps this call's part of the prefix cache apart from other calls'.
+
+        Returns:
+            Completions in order of prompt, then sample. `token_log_qs` is exact for greedy decoding and for plain
+            sampling at temperature 1; under other policies it is NaN, see `sampling.token_log_qs`.
+
+        Raises:
+            PolicyError: for a policy that vLLM does not sample from exactly.
+            PromptError, ContextLengthError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
+        """
+        encoder, planner = self._tools()
+        encoded = encoder.prompts(prompts, chat, max_new_tokens)
+        check_seed(seed, len(encoded))
+        call = GenerationCall(
+            tokenizer=self.tokenizer,
+            policy=check_policy(policy),
+            max_new_tokens=max_new_tokens,
+            n=n,
+            seed=seed,
+            stop=stop_strings(stop),
+            eos_ids=self._eos_ids,
+            log_probs=log_probs,
+            cache_salt=cache_salt,
+        )
+        made = call.requests(encoded, planner.plans(plan, len(encoded)), planner)
+        self._note_errors(made, on_error)
+        requests = [request for row in made if isinstance(row, list) for request in row]
+        outcomes = carry_out(self._running, requests if max_new_tokens else [], "generate")
+        completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
+        lengths = [ran_tokens(r, c) for r, c in zip(requests, completions, strict=False)]
+        self._keep(requests[: len(outcomes)], outcomes, lengths)
+        by_row = {request.row_index: c for request, c in zip(requests, completions, strict=False)}
+        rows = [
+            by_row.get(i * n + j) or call.empty(i, j, error=isinstance(made[i], SteerlabError))
+            for i in range(len(made))
+            for j in range(n)
+        ]
+        ids = tuple(() if isinstance(prompt, SteerlabError) else prompt.token_ids for prompt in encoded)
+        return Generations(tuple(rows), ids, f"vllm-{self._running.workers[0]['runner']}")
+
+    def score(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        targets: Sequence[Any],
+        *,
+        plan: PlanArgument = None,
+        boundary: Boundary = "joint",
+        score_eos: bool = False,
+        chat: bool = False,
+    ) -> Scores:
+        """The exact log-probability of every target after its prompt, in nats.
+
+        A target's tokens count as generated, so a plan edits the positions it would edit while generating them.
+
+        Args:
+            prompts: strings, chat messages or token ids.
+            targets: one list of strings (or lists of ids) per prompt.
+            plan: a plan, None, or a list with one per prompt.
+            boundary: `joint` encodes prompt and target together, `separate` each alone.
+            score_eos: score the tokenizer's EOS after each target too.
+            chat: take strings as user turns of a chat.
+
+        Raises:
+            TargetError: for an empty target, or one that gives no token.
+            ContextLengthError: if a prompt and its target exceed the context; nothing is cut.
+        """
+        encoder, planner = self._tools()
+        pairs = encoder.pairs(prompts, targets, boundary, score_eos, chat)
+        plans = planner.plans(plan, 1 + max(i for i, _, _, _ in pairs))
+        requests = score_requests(pairs, plans, planner, self.tokenizer)
+        outcomes = carry_out(self._running, requests, "score")
+        self._keep(requests, outcomes, [len(request.token_ids) - 1 for request in requests])
+        return Scores(tuple(score_of(pair, outcome) for pair, outcome in zip(pairs, outcomes, strict=True)))
+
+    def capture(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        *,
+        layers: Any,
+        site: str = "resid_post",
+        where: Where | None = None,
+        pool: str | None = None,
+        plan: PlanArgument = None,
+        chat: bool = False,
+    ) -> Activations:
+        """Activations of prompts at wired layers, float32 on the CPU; with a plan, as they are after its edits.
+
+        Prompts run whatever the prefix cache holds of them, so every position can be read.
+
+        Args:
+            prompts: strings, chat messages or token ids.
+            layers: "all", an index, or several; each must be wired.
+            site: `resid_post`, or `resid_pre` of a layer after a wired one.
+            where: the positions; all by default.
+            pool: `mean` or `last` over a prompt's positions, or None to keep each.
+            plan: a plan, None, or a list with one per prompt.
+            chat: take strings as user turns of a chat.
+
+        Raises:
+            PlanError: for a layer or site that is not wired.
+            InputError: if `where` selects nothing in a prompt.
+        """
+        if not self.config.capture_tokens:
+            raise InputError("This engine was started with capture_tokens=0, so it cannot read activations.")
+        encoder, planner = self._tools()
+        encoded = [raise_error(prompt) for prompt in encoder.prompts(prompts, chat, 1)]
+        points = [HookPoint(layer, check_site(site)) for layer in resolve_layers(layers, self.info.n_layers)]
+        call = CaptureCall(
+            layers=[point.layer for point in points],
+            wired=[wired_layer(point, self.config) for point in points],
+            site=site,
+            where=all_positions() if where is None else where,
+            pool=check_pool(pool),
+            room=self.config.capture_tokens,
+        )
+        requests = call.requests(encoded, planner.plans(plan, len(encoded)), planner, self.tokenizer)
+        last: dict[int, Outcome] = {}
+        for wave in call.waves(requests):
+            for request, outcome in zip(wave, carry_out(self._running, wave, "capture"), strict=True):
+                call.take(request, outcome)
+                last[request.row_index] = outcome
+        self._keep(requests, [last[r.row_index] for r in requests], [len(r.token_ids) for r in requests])
+        return call.activations(requests)
+
+    def median_norm(self, layer: int, site: str = "resid_post") -> float:
+        """Median norm of the stream at a wired hook point, over the shipped reference text, position 0 left out.
+
+        The text runs unsteered in windows of at most 256 tokens; each window's first token is left out. This is the
+        unit of a dose.
+        """
+        point = HookPoint(resolve_layer(layer, self.info.n_layers), site)
+        if point not in self._median_norms:
+            self._median_norms[point] = self._measure_norm(point)
+        return self._median_norms[point]
+
+    def _measure_norm(self, point: HookPoint) -> float:
+        if self.tokenizer is None:
+            raise InputError("A dose is measured on text, and this engine has no tokenizer; give coef= instead.")
+        ids = encode_prompt(self.tokenizer, reference_text(), d_vocab=self.info.d_vocab).token_ids
+        width = min(REFERENCE_WINDOW, self._own_context)
+        if width + 1 > self.info.context_length:
+            raise InputError(
+                f"A dose is measured in windows of {width} tokens, and vLLM adds one: start the engine with "
+                f"max_model_len ≥ {width + 1} (it is {self.info.context_length}), or give coef= instead of dose=."
+            )
+        windows = [list(ids[start : start + width]) for start in range(0, len(ids), width)]
+        kept = self.receipts, self.inherited
+        whole = [window for window in windows if len(window) > 1]
+        found = self.capture(whole, layers=point.layer, site=point.site, where=~index_positions(0))
+        self.receipts, self.inherited = kept
+        return float(found[point.layer].norm(dim=-1).median())
+
+    def _tools(self) -> tuple[Encoder, Planner]:
+        _ = self._running
+        return Encoder(self.tokenizer, self.info), Planner(self.config, self.info, self.median_norm, self._plans)
+
+    def _note_errors(self, made: Sequence[Any], on_error: str) -> None:
+        if on_error not in ("raise", "return"):
+            raise InputError(f"on_error is 'raise' or 'return', got {on_error!r}.")
+        errors = {index: row for index, row in enumerate(made) if isinstance(row, SteerlabError)}
+        if errors and on_error == "raise":
+            raise next(iter(errors.values()))
+        self.errors = errors
+
+    def _keep(self, requests: Iterable[Request], outcomes: Iterable[Outcome], lengths: Iterable[int]) -> None:
+        rows = list(zip(requests, outcomes, lengths, strict=True))
+        self.receipts = [receipt_of(*row) for row in rows]
+        self.inherited = [inherited_of(*row) for row in rows]
+        warn_if_idle(self.receipts)
+
+    @property
+    def _running(self) -> Client:
+        if self._client is None:
+            raise InputError("This engine is closed; start a new one.")
+        return self._client

@@ -1,0 +1,54 @@
+"""Replaces `generate_block_hash_extra_keys` in `vllm.v1.core.kv_cache_utils` (and where it was imported by name).
+
+A cache block's identity then says which edits act on which of its tokens. Blocks before a request's first edited
+position stay what they are for unsteered requests; blocks that an edit touches are shared only with requests that make
+the same edits at the same positions. Requests without steering keep the identity that vLLM gives them.
+"""
+
+import functools
+import importlib
+import sys
+from typing import Any
+
+from steerlab.engines.vllm.specs import RequestSpec
+
+_NAME = "generate_block_hash_extra_keys"
+_SOURCE = "vllm.v1.core.kv_cache_utils"
+_IMPORTERS = ("vllm.v1.core.block_pool", "vllm.v1.simple_kv_offload.manager")
+_MARK = "_steerlab_installed"
+_PARSED = "_steerlab_spec"
+
+
+def install() -> None:
+    """Patches the modules; a second call changes nothing."""
+    source = importlib.import_module(_SOURCE)
+    original = getattr(source, _NAME)
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def with_steering(request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int) -> Any:
+        keys, next_mm = original(request, start_token_idx, end_token_idx, start_mm_idx)
+        ours = block_key(request, start_token_idx, end_token_idx)
+        if ours is None:
+            return keys, next_mm
+        return (*(keys or ()), ("steerlab", ours)), next_mm
+
+    setattr(with_steering, _MARK, True)
+    setattr(source, _NAME, with_steering)
+    for name in _IMPORTERS:  # one that is imported later takes the name from the source
+        if name in sys.modules and getattr(sys.modules[name], _NAME, None) is original:
+            setattr(sys.modules[name], _NAME, with_steering)
+
+
+def block_key(request: Any, start: int, stop: int) -> str | None:
+    """What steering adds to the identity of the block of tokens start ≤ position < stop; None if nothing acts there.
+
+    Each block names the edits inside it only: its predecessors are part of its identity already.
+    """
+    if request.sampling_params is None or not request.sampling_params.extra_args:
+        return None
+    spec = request.__dict__.get(_PARSED)
+    if spec is None:
+        spec = request.__dict__[_PARSED] = RequestSpec.of(request.sampling_params)
+    return None if spec is None else spec.key_between(start, stop)

@@ -1,0 +1,101 @@
+"""What a request carries to the workers: which plan, at which absolute positions, and what to read.
+
+It travels in `SamplingParams.extra_args`, as plain lists, numbers and strings. Positions are absolute, so that they
+mean the same in a chunked prefill, after a preemption, and past a prefix found in the cache.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerlab.engines.vllm.config import KEY
+
+Runs = tuple[tuple[int, int], ...]
+"""Positions as half-open intervals, in order and apart from each other."""
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """One request's steering and reading.
+
+    Attributes:
+        row: names the request within its engine, for receipts and activations.
+        plan: fingerprint of the compiled plan, whose vectors the workers hold; None if nothing is edited.
+        groups: per group of edits that act at the same positions, those positions.
+        read: positions whose activations are wanted.
+    """
+
+    row: str
+    plan: str | None
+    groups: tuple[Runs, ...] = ()
+    read: Runs = ()
+
+    def to_args(self) -> dict[str, Any]:
+        """As `extra_args`."""
+        body = {"row": self.row, "plan": self.plan, "groups": [_flat(g) for g in self.groups], "read": _flat(self.read)}
+        return {KEY: body}
+
+    @classmethod
+    def of(cls, sampling_params: Any) -> "RequestSpec | None":
+        """The steering that a request's sampling parameters carry, if any."""
+        args = None if sampling_params is None else sampling_params.extra_args
+        if not args or KEY not in args:
+            return None
+        body = args[KEY]
+        return cls(body["row"], body["plan"], tuple(map(_paired, body["groups"])), _paired(body["read"]))
+
+    def key_between(self, start: int, stop: int) -> str | None:
+        """Names the edits at positions start ≤ p < stop; None if there are none."""
+        inside = [clip(runs, start, stop) for runs in self.groups]
+        return f"{self.plan}:{inside}" if any(inside) else None
+
+
+def runs_of(mask: Sequence[bool]) -> Runs:
+    """The positions at which a mask is true.
+
+    Examples:
+        >>> runs_of([False, True, True, False, True])
+        ((1, 3), (4, 5))
+    """
+    found: list[tuple[int, int]] = []
+    for position, chosen in enumerate(mask):
+        if chosen and found and found[-1][1] == position:
+            found[-1] = (found[-1][0], position + 1)
+        elif chosen:
+            found.append((position, position + 1))
+    return tuple(found)
+
+
+def clip(runs: Iterable[tuple[int, int]], start: int, stop: int) -> Runs:
+    """The part of the runs inside start ≤ p < stop."""
+    cut = ((max(first, start), min(last, stop)) for first, last in runs)
+    return tuple((first, last) for first, last in cut if first < last)
+
+
+def size(runs: Iterable[tuple[int, int]]) -> int:
+    """How many positions runs hold, each as often as it occurs."""
+    return sum(last - first for first, last in runs)
+
+
+def merged(runs: Iterable[tuple[int, int]]) -> Runs:
+    """The same positions, in order, each once."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(runs):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def positions_in(runs: Iterable[tuple[int, int]]) -> list[int]:
+    """The positions one by one."""
+    return [position for first, last in runs for position in range(first, last)]
+
+
+def _flat(runs: Runs) -> list[int]:
+    return [bound for run in runs for bound in run]
+
+
+def _paired(bounds: Sequence[int]) -> Runs:
+    return tuple(zip(bounds[::2], bounds[1::2], strict=True))

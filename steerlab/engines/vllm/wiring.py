@@ -1,0 +1,101 @@
+"""Wires a model that a worker has just loaded: probes its stream, makes the buffers, puts the operator in place."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from steerlab.core.errors import InputError, SteerlabError
+from steerlab.engines.vllm import runner_v1, runner_v2
+from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.layers import attach, find_layers
+from steerlab.engines.vllm.patches import cpu_generators
+from steerlab.engines.vllm.probe import Probed, probe
+from steerlab.engines.vllm.steering_state import SteeringState
+from steerlab.engines.vllm.tables import Tables
+
+ATTRIBUTE = "steerlab_wired"
+"""Of a worker: a `Wired`, or the reason why it is not wired."""
+
+
+@dataclass(frozen=True)
+class Wired:
+    """What a wired worker keeps.
+
+    Attributes:
+        state: its steering state.
+        probed: what the load-time probe found.
+        runner: `v1` or `v2`.
+    """
+
+    state: SteeringState
+    probed: Probed
+    runner: str
+
+
+def wire(worker: Any, config: SteeringConfig) -> None:
+    """Wires a worker, or notes why it cannot be; called by the patched `load_model`.
+
+    A worker that raises here would end the engine with a message that hides the reason, so the engine asks for it.
+    """
+    try:
+        wired: Wired | str = _wire(worker, config)
+    except SteerlabError as error:
+        wired = str(error)
+    setattr(worker, ATTRIBUTE, wired)
+
+
+def _wire(worker: Any, config: SteeringConfig) -> Wired:
+    check_features(worker.vllm_config)
+    runner = worker.model_runner
+    text = worker.vllm_config.model_config.hf_text_config
+    found = find_layers(runner.get_model(), int(text.num_hidden_layers))
+    probed = probe(worker, found)
+    here = [layer for layer in config.layers if found[layer] is not None]
+    tables = _tables(worker, config, len(here))
+    if hasattr(runner, "model_memory_usage"):  # what vLLM leaves free when it sizes the cache
+        runner.model_memory_usage += tables.n_bytes
+    for index, layer in enumerate(here):
+        module = found[layer]
+        assert module is not None
+        attach(module, tables.of_layer(index), probed.rule)
+    state = SteeringState(config, tables, here)
+    is_v2 = hasattr(runner, "model_state")
+    (runner_v2 if is_v2 else runner_v1).connect(runner, state)
+    if not is_v2 and worker.device.type == "cpu":
+        cpu_generators.install(runner)
+    return Wired(state, probed, "v2" if is_v2 else "v1")
+
+
+def _tables(worker: Any, config: SteeringConfig, n_layers: int) -> Tables:
+    vllm_config = worker.vllm_config
+    text = vllm_config.model_config.hf_text_config
+    return Tables.make(
+        config,
+        n_layers=n_layers,
+        n_slots=vllm_config.scheduler_config.max_num_seqs,
+        n_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        d_model=int(text.hidden_size),
+        dtype=vllm_config.model_config.dtype,
+        device=worker.device,
+    )
+
+
+def check_features(vllm_config: Any) -> None:
+    """Nothing, if steering works with everything that is switched on.
+
+    Raises:
+        InputError: otherwise, naming the feature.
+    """
+    parallel, compilation = vllm_config.parallel_config, vllm_config.compilation_config
+    refused = {
+        "speculative decoding": vllm_config.speculative_config is not None,
+        "dual batch overlap (enable_dbo)": bool(getattr(parallel, "enable_dbo", False)),
+        "prefill context parallelism": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+        "sequence parallelism (pass_config.enable_sp)": bool(
+            getattr(getattr(compilation, "pass_config", None), "enable_sp", False)
+        ),
+        "kv_sharing_fast_prefill": bool(getattr(vllm_config.cache_config, "kv_sharing_fast_prefill", False)),
+        "data parallelism": parallel.data_parallel_size > 1,
+    }
+    on = [name for name, is_on in refused.items() if is_on]
+    if on:
+        raise InputError(f"Steering inside vLLM does not work together with {', '.join(on)}; switch it off.")

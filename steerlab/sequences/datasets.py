@@ -1,0 +1,146 @@
+"""Where prompts come from: registered sets, JSON-lines files, and the Hugging Face `datasets` library."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steerlab.core.errors import BackendMissingError, DataError
+from steerlab.core.records import field, read_jsonl
+from steerlab.sequences.arithmetic import arithmetic_problems, plain_prompt, r1_prompt
+
+DatasetFunction = Callable[[str], Sequence[Mapping[str, Any]]]
+"""From a split's name to its rows; each has a `prompt`, and an `answer` where one is known."""
+
+_QUESTION_FIELDS = ("prompt", "question", "problem", "text")
+_ANSWER_FIELDS = ("answer", "solution", "target")
+
+
+def register_dataset(name: str, fn: DatasetFunction) -> None:
+    """Makes a data set known to `sample_prompts` under a name; an earlier one of that name is replaced.
+
+    Args:
+        name: the name.
+        fn: from a split's name to rows, each with a `prompt` and, where one is known, an `answer`.
+
+    Examples:
+        >>> register_dataset("greetings", lambda split: [{"prompt": "Hello,"}, {"prompt": "Good morning,"}])
+        >>> load_examples("greetings", "train")[0]["prompt"]
+        'Hello,'
+    """
+    if not callable(fn):
+        raise DataError(f"register_dataset takes a function from a split to rows, got {type(fn).__name__}.")
+    _REGISTRY[name] = fn
+
+
+def registered_datasets() -> list[str]:
+    """The names known to `sample_prompts` besides files and the `datasets` library."""
+    return sorted(_REGISTRY)
+
+
+def load_examples(dataset_name: str, split: str) -> list[dict[str, Any]]:
+    """Every row of a split, each with its `prompt`.
+
+    Raises:
+        DataError: for a data set, a split or a row that cannot be used.
+        BackendMissingError: for a name that only the `datasets` library could know, if it is not installed.
+    """
+    if dataset_name in _REGISTRY:
+        found = _call(dataset_name, split)
+    elif str(dataset_name).endswith(".jsonl"):
+        found = _from_file(Path(dataset_name), split)
+    else:
+        found = _from_library(dataset_name, split)
+    rows = [_with_prompt(dict(row), f"row {k} of {dataset_name} ({split})") for k, row in enumerate(found)]
+    if not rows:
+        raise DataError(f"{dataset_name} has no rows in split {split!r}.")
+    return rows
+
+
+def sample_examples(
+    dataset_name: str, split: str, num_prompts: int, seed: int, *, at_most: bool = False
+) -> list[dict[str, Any]]:
+    """Rows drawn without replacement.
+
+    Args:
+        dataset_name: see `load_examples`.
+        split: the split.
+        num_prompts: how many.
+        seed: of the draw.
+        at_most: take all rows if there are fewer.
+
+    Raises:
+        DataError: if there are fewer rows, unless `at_most`.
+    """
+    rows = load_examples(dataset_name, split)
+    if isinstance(num_prompts, bool) or not isinstance(num_prompts, int) or num_prompts < 1:
+        raise DataError(f"num_prompts is an integer ≥ 1, got {num_prompts!r}.")
+    if num_prompts > len(rows) and not at_most:
+        raise DataError(
+            f"{dataset_name} has {len(rows)} rows in split {split!r}, fewer than the {num_prompts} asked for."
+        )
+    chosen = np.random.default_rng(seed).permutation(len(rows))[:num_prompts]
+    return [rows[i] for i in chosen]
+
+
+def _call(name: str, split: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        return _REGISTRY[name](split)
+    except KeyError as error:
+        raise DataError(f"The data set {name!r} has no split {split!r} (its function raised {error!r}).") from error
+
+
+def _from_file(path: Path, split: str) -> list[dict[str, Any]]:
+    """Rows of a file; those that name a split belong to it, those that name none to every split."""
+    rows = []
+    for place, row in read_jsonl(path):
+        if row.get("split", split) == split:
+            rows.append(_with_prompt(row, place))
+    return rows
+
+
+def _from_library(path: str, split: str, **options: Any) -> Sequence[Mapping[str, Any]]:
+    known = f"Registered are {', '.join(registered_datasets())}; a file ends in .jsonl."
+    if importlib.util.find_spec("datasets") is None:
+        raise BackendMissingError(f"There is no data set {path!r}. {known} Others need `pip install datasets`.")
+    library = importlib.import_module("datasets")
+    try:
+        return library.load_dataset(path, split=split, **options)
+    except Exception as error:
+        raise DataError(f"The datasets library cannot load {path!r}, split {split!r}: {error}. {known}") from error
+
+
+def _with_prompt(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """A row with its prompt under `prompt` and its answer, if it has one, under `answer`."""
+    source = next((key for key in _QUESTION_FIELDS if row.get(key)), "prompt")
+    made = row | {"prompt": field(row, source, place)}
+    answer = next((row[key] for key in _ANSWER_FIELDS if row.get(key) is not None), None)
+    return made if answer is None else made | {"answer": answer}
+
+
+def _arithmetic(template: Callable[[str], str], split: str) -> list[dict[str, Any]]:
+    return [row | {"prompt": template(row["question"])} for row in arithmetic_problems(split)]
+
+
+def _gsm8k(split: str) -> list[dict[str, Any]]:
+    """The grade-school problems of Cobbe et al. 2021 in the R1-style template; the answer is what follows `####`."""
+    rows = _from_library("openai/gsm8k", split, name="main")
+    return [
+        {
+            "question": row["question"],
+            "prompt": r1_prompt(row["question"]),
+            "answer": row["answer"].rpartition("####")[2].strip(),
+        }
+        for row in rows
+    ]
+
+
+_REGISTRY: dict[str, DatasetFunction] = {
+    "arithmetic": partial(_arithmetic, plain_prompt),
+    "arithmetic_r1": partial(_arithmetic, r1_prompt),
+    "gsm8k_r1_template": _gsm8k,
+}

@@ -1,0 +1,125 @@
+"""Teacher forcing: rows run through the decoder once, and the head applied to the positions that predict a response.
+
+Rows are padded on the right, where a causal model cannot see it: no mask is needed, and every number is a function of
+the row's own tokens alone, whatever stood around them in the caller's padded batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steerlab.engines.lens.rows import optional_arguments, right_padded
+from steerlab.sequences.anatomy import Anatomy
+from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
+from steerlab.sequences.head import HeadResult, HeadSpec, measure_head
+from steerlab.sequences.plan_hooks import PlanDesk, carried_out
+from steerlab.sequences.precision import autocasting
+from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.content import PromptContent
+from steerlab.steering.positions import RowPositions
+from steerlab.steering.receipts import Receipt
+from steerlab.steering.run import PlanRun
+
+
+@dataclass(frozen=True)
+class ForcedRow:
+    """One response with its prompt, and its place in the call.
+
+    Attributes:
+        prompt_ids: ids conditioned on, at least one.
+        response_ids: ids to score, at least one.
+        prompt_index: b.
+        sample_index: g.
+        row_index: b·G + g.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    prompt_index: int
+    sample_index: int
+    row_index: int
+
+    @property
+    def run_ids(self) -> tuple[int, ...]:
+        """The ids that are run: all but the last, which predicts nothing."""
+        return (*self.prompt_ids, *self.response_ids[:-1])
+
+
+@dataclass(frozen=True)
+class Forcing:
+    """How rows are run.
+
+    Attributes:
+        parts: the model's parts.
+        desk: its layers, for plans.
+        spec: how the head's logits are measured.
+        precision: autocast of the pass.
+        state: parameters and buffers to run with, by name; None runs the live model.
+        n_prompts: prompts of the call.
+    """
+
+    parts: Anatomy
+    desk: PlanDesk
+    spec: HeadSpec
+    precision: ForcingPrecision | FunctionalPrecision
+    state: Mapping[str, Tensor] | None
+    n_prompts: int
+
+    def run(self, rows: Sequence[ForcedRow], assigned: AssignedPlan) -> tuple[HeadResult, list[Receipt]]:
+        """Scores a batch of rows under one plan; results are of all rows' tokens, one row after the other."""
+        contents = [
+            PromptContent(row.prompt_index, self.n_prompts, row.prompt_ids, tokenizer=self.desk.tokenizer)
+            for row in rows
+        ]
+        run = PlanRun(assigned.plan, len(rows), contents)
+        hidden, weight, bias = self._final_states(rows, run)
+        tokens = torch.tensor([token for row in rows for token in row.response_ids], device=hidden.device)
+        result = measure_head(self.spec, hidden, weight, bias, tokens)
+        receipts = run.receipts(
+            token_ids=[row.run_ids for row in rows],
+            prompt_lens=[len(row.prompt_ids) for row in rows],
+            prompt_indices=[row.prompt_index for row in rows],
+            row_indices=[row.row_index for row in rows],
+            plan_hash=assigned.given_hash,
+        )
+        return result, receipts
+
+    def _final_states(self, rows: Sequence[ForcedRow], run: PlanRun) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Final hidden states at the predicting positions of all rows, and the head's weight and bias as they ran."""
+        ids, valid = right_padded([row.run_ids for row in rows], self.parts.device)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        lens = torch.tensor([len(row.prompt_ids) for row in rows], device=ids.device)
+        run.begin(RowPositions(positions.masked_fill(~valid, -1), lens, token_ids=ids))
+        carrier = _Carrier(self.parts)
+        with ExitStack() as stack:
+            if len(run.plan):
+                stack.enter_context(carried_out(self.desk.layers, run))
+            stack.enter_context(autocasting(self.precision, ids.device))
+            if self.state is None:
+                hidden, weight, bias = carrier(ids, positions)
+            else:
+                named = {f"root.{name}": value for name, value in self.state.items()}
+                hidden, weight, bias = torch.func.functional_call(carrier, named, (ids, positions))
+        predicting = valid & (positions >= lens[:, None] - 1)
+        return hidden[predicting.to(hidden.device)].to(weight.device), weight, bias
+
+
+class _Carrier(nn.Module):
+    """Holds the user's model for one call, so that its parts can run with other parameters under the model's names."""
+
+    def __init__(self, parts: Anatomy) -> None:
+        super().__init__()
+        self.root = parts.root
+        self.__dict__["parts"] = parts  # not as a submodule: the parts lie inside root already
+
+    def forward(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Final hidden states [batch, pos, d_model], and the head's weight and bias that are in place now."""
+        parts: Any = self.__dict__["parts"]
+        known = {"position_ids": positions, "use_cache": False}
+        options = {name: known[name] for name in optional_arguments(parts.decoder, *known)}
+        hidden = parts.decoder(input_ids=ids, **options).last_hidden_state
+        return hidden, parts.head.weight, parts.head.bias

@@ -1,0 +1,190 @@
+"""The language-model head and everything measured of its logits, in chunks of rows that exist for a moment only.
+
+Logits of a whole batch are never there: forward keeps one chunk at a time and the numbers it gives, backward makes each
+chunk's logits again. What is kept is the final hidden states, and per row the last token of its nucleus.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from steerlab.core.policy import SamplingPolicy
+from steerlab.measures.steps import SHAPE_FIELDS, PolicySteps, policy_steps, policy_steps_gradient
+from steerlab.sequences.anatomy import LogitTransform
+
+CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+"""Bytes of one chunk of logits, by device; some half dozen arrays of this size live at once."""
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """How the head's logits are made and measured.
+
+    Attributes:
+        transform: what the model does to the head's output.
+        policy: the sampling policy.
+        compute_dtype: dtype of the product; None leaves it to the weights.
+        measure_dtype: dtype of the measures; None means float32, or the logits' own if wider.
+        cast_logits: cast logits to float32 as soon as they arise.
+        with_shape: also measure the distribution's shape.
+        eos_ids: tokens that end a text.
+        chunk_rows: rows at a time; None takes what fits `CHUNK_BYTES`.
+    """
+
+    transform: LogitTransform
+    policy: SamplingPolicy
+    compute_dtype: torch.dtype | None = None
+    measure_dtype: torch.dtype | None = None
+    cast_logits: bool = True
+    with_shape: bool = False
+    eos_ids: tuple[int, ...] = ()
+    chunk_rows: int | None = None
+
+    def rows_at_once(self, weight: Tensor) -> int:
+        """Rows of one chunk."""
+        if self.chunk_rows is not None:
+            return self.chunk_rows
+        width = 8 if torch.float64 in (self.measure_dtype, weight.dtype) else 4
+        budget = CHUNK_BYTES.get(weight.device.type, CHUNK_BYTES["cuda"])
+        return max(1, budget // (width * weight.shape[0]))
+
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The model's logits of some rows."""
+        logits = self.transform(torch.nn.functional.linear(hidden, weight, bias))
+        return logits.float() if self.cast_logits and logits.dtype != torch.float64 else logits
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What the rows are worth, in order; nats.
+
+    Attributes:
+        log_probs: log p of each token.
+        log_qs: log q of each token; −inf outside the nucleus.
+        entropies: entropy of q.
+        shape: the fields of `PolicyShape` by name, detached; empty unless asked for.
+    """
+
+    log_probs: Float[Tensor, " rows"]
+    log_qs: Float[Tensor, " rows"]
+    entropies: Float[Tensor, " rows"]
+    shape: dict[str, Tensor]
+
+
+def measure_head(
+    spec: HeadSpec,
+    hidden: Float[Tensor, "rows d_model"],
+    weight: Float[Tensor, "d_vocab d_model"],
+    bias: Float[Tensor, " d_vocab"] | None,
+    tokens: Int[Tensor, " rows"],
+) -> HeadResult:
+    """Log p, log q and entropy of every row, differentiable by hidden states, weight and bias.
+
+    The nucleus counts as fixed under differentiation, as its members change only at isolated points. The gradient of
+    log q is 0 for a token outside the nucleus, where log q is −inf.
+    """
+    log_probs, log_qs, entropies, shape = _Head.apply(spec, hidden, weight, bias, tokens)  # pyright: ignore
+    return HeadResult(log_probs, log_qs, entropies, dict(zip(SHAPE_FIELDS, shape, strict=False)))
+
+
+class _Head(torch.autograd.Function):
+    """See `measure_head`; the fourth output holds the shape's fields as rows."""
+
+    @staticmethod
+    def forward(ctx: Any, spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor) -> Any:
+        with torch.autocast(weight.device.type, enabled=False):
+            cast = _in_compute_dtype(spec, hidden, weight, bias)
+            found = [_measure(spec, *cast, tokens, part) for part in _parts(spec, weight, len(hidden))]
+        edges = None if found[0].edges is None else torch.cat([one.edges for one in found if one.edges is not None])
+        ctx.spec = spec
+        ctx.save_for_backward(hidden, weight, bias, tokens, edges)
+        ctx.set_materialize_grads(False)
+        shape = [
+            torch.cat([getattr(one.shape, name) for one in found]) for name in (SHAPE_FIELDS if spec.with_shape else ())
+        ]
+        main = (torch.cat([getattr(one, name) for one in found]) for name in ("log_probs", "log_qs", "entropies"))
+        stacked = torch.stack(shape) if shape else hidden.new_empty(0)
+        ctx.mark_non_differentiable(stacked)
+        return (*main, stacked)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight, bias, tokens, edges = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[1:4]
+        summed = torch.promote_types(weight.dtype, torch.float32)
+        to_hidden = torch.empty_like(hidden) if wants_hidden else None
+        to_weight = torch.zeros_like(weight, dtype=summed) if wants_weight else None
+        to_bias = torch.zeros_like(bias, dtype=summed) if wants_bias else None
+        with torch.autocast(weight.device.type, enabled=False):
+            rows, matrix, offset = _in_compute_dtype(ctx.spec, hidden, weight, bias)
+            for part in _parts(ctx.spec, weight, len(hidden)):
+                by = [None if g is None else g[part] for g in gradients[:3]]
+                edge = None if edges is None else edges[part]
+                gradient = _pulled_back(ctx.spec, rows[part], matrix, offset, tokens[part], edge, by)
+                if to_hidden is not None:
+                    to_hidden[part] = gradient @ matrix
+                if to_weight is not None:
+                    _add_product(to_weight, gradient.T, rows[part])
+                if to_bias is not None:
+                    to_bias += gradient.sum(dim=0, dtype=summed)
+        to_weight = None if to_weight is None else to_weight.to(weight.dtype)
+        return None, to_hidden, to_weight, None if to_bias is None else to_bias.to(bias.dtype), None
+
+
+def _measure(
+    spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, part: slice
+) -> PolicySteps:
+    logits = spec.logits(hidden[part], weight, bias)
+    eos = torch.tensor(spec.eos_ids, dtype=torch.long, device=logits.device)
+    return policy_steps(
+        logits, tokens[part], spec.policy, dtype=spec.measure_dtype, with_shape=spec.with_shape, eos_ids=eos
+    )
+
+
+def _pulled_back(
+    spec: HeadSpec,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tokens: Tensor,
+    edges: Tensor | None,
+    by: Sequence[Tensor | None],
+) -> Tensor:
+    """The gradient by the head's raw output, from those by log p, log q and entropy."""
+    logits = spec.logits(hidden, weight, bias)
+    gradient = policy_steps_gradient(
+        logits,
+        tokens,
+        spec.policy,
+        edges,
+        by_log_probs=by[0],
+        by_log_qs=by[1],
+        by_entropies=by[2],
+        dtype=spec.measure_dtype,
+    )
+    return spec.transform.pull_back(gradient, logits).to(weight.dtype)
+
+
+def _in_compute_dtype(
+    spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    dtype = spec.compute_dtype or weight.dtype
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds a @ b, in the total's own dtype where that is possible."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
+def _parts(spec: HeadSpec, weight: Tensor, n_rows: int) -> list[slice]:
+    size = spec.rows_at_once(weight)
+    return [slice(start, start + size) for start in range(0, n_rows, size)]

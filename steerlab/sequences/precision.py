@@ -1,0 +1,61 @@
+"""Precision inside a call: global knobs set and put back, autocast as configured, dropout off for exact numbers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision, PrecisionConfig
+
+
+@contextmanager
+def precise(config: PrecisionConfig) -> Iterator[None]:
+    """Runs the body with the configured global precision; what was set before comes back, also after an error."""
+    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision(config.matmul_precision)
+        torch.backends.cudnn.allow_tf32 = config.allow_tf32
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
+
+
+@contextmanager
+def autocasting(config: ForcingPrecision | FunctionalPrecision, device: torch.device) -> Iterator[None]:
+    """Runs the body under autocast as configured: off unless the configuration turns it on."""
+    if not config.autocast:
+        with torch.autocast(device.type, enabled=False):
+            yield
+        return
+    assert isinstance(config.dtype, torch.dtype)
+    with torch.autocast(device.type, dtype=config.dtype):
+        yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Runs the body with every module in evaluation mode; each gets its own mode back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def active_dropout(model: nn.Module) -> bool:
+    """Whether some module is in training mode and would drop something."""
+    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
+    named = ("attention_dropout", "dropout")
+    return any(
+        module.training
+        and (
+            (isinstance(module, kinds) and module.p > 0)
+            or any(isinstance(rate := getattr(module, name, None), float) and rate > 0 for name in named)
+        )
+        for module in model.modules()
+    )

@@ -1,0 +1,401 @@
+"""SequenceProcessor: sampling and exact re-scoring of a policy, with and without gradients."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steerlab.core.engine import Engine
+from steerlab.core.errors import InputError
+from steerlab.core.seeds import check_seed
+from steerlab.engines.lens.generating import stop_strings
+from steerlab.sequences.anatomy import find_parts
+from steerlab.sequences.assembly import Assembly
+from steerlab.sequences.config import GenerationConfig, ProcessorConfig, as_dtype, check_count
+from steerlab.sequences.datasets import sample_examples
+from steerlab.sequences.diagnostics import EARLY_STEPS, DiagnosticsResults
+from steerlab.sequences.overrides import Overrides, state_override
+from steerlab.sequences.plan_hooks import PlanDesk
+from steerlab.sequences.precision import precise
+from steerlab.sequences.rewards import Reward, rewards_of, tag_reward
+from steerlab.sequences.sampling import Drawing, Sampler
+from steerlab.sequences.scoring import Scorer, ScoringRequest
+from steerlab.sequences.types import BatchedSequences, LogprobResults, as_array
+from steerlab.sequences.weights_match import check_same_weights
+from steerlab.steering.assign import PlanArgument
+from steerlab.steering.receipts import Receipt, warn_if_idle
+
+DEFAULT_STOP = ("</answer>",)
+DEFAULT_DATASET = "arithmetic_r1"
+
+
+class SequenceProcessor:
+    """Samples responses from a causal language model and scores them exactly under the policy that drew them.
+
+    Works on the user's own Hugging Face model and leaves it as it is: plans go in through forward hooks and come out
+    again with the call, parameters moved by an override exist for one call only, nothing is wrapped or edited.
+
+    Attributes:
+        parts: the model's parts.
+        tokenizer: the model's own tokenizer.
+        config: the configuration.
+        scorer: what runs the scoring.
+        receipts: what the last call's plan edited, one per row, in order b·G + g.
+        head_chunk_rows: rows of logits that exist at once; None takes what fits a fixed number of bytes.
+        early_steps: length of the early window of the diagnostics.
+
+    Args:
+        model: a causal language model of Hugging Face transformers, also inside DistributedDataParallel or with
+            LoRA-like adapters.
+        tokenizer: its tokenizer.
+        logger: gets one line of information per call; None for the package's logger.
+        config: a GenerationConfig, a `ProcessorConfig`, or a dictionary `{"generation": {...}, "precision": {...}}`.
+
+    Raises:
+        InputError: for an unknown configuration key, or a model whose logits cannot be made from its parts.
+
+    Examples:
+        >>> processor = SequenceProcessor(model, tokenizer, config=GenerationConfig(top_p=0.95))  # doctest: +SKIP
+        >>> sequences, logprobs, diagnostics = processor.generate_with_logprobs(  # doctest: +SKIP
+        ...     ["Two plus two equals"], G=4, seed=0, compute_rb=True
+        ... )
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        logger: logging.Logger | None = None,
+        config: ProcessorConfig | GenerationConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config = ProcessorConfig.of(config)
+        self.logger = logger or logging.getLogger(__name__)
+        self.tokenizer = tokenizer
+        with precise(self.config.precision):
+            self.parts = find_parts(model)
+        self.receipts: list[Receipt] = []
+        self.head_chunk_rows: int | None = None
+        self.early_steps = EARLY_STEPS
+        self._desk = PlanDesk(self.parts, tokenizer)
+        self._overrides = Overrides(self.parts.root, self.config.precision.func_override)
+        self.scorer = Scorer(self.parts, self._desk, self._overrides, tokenizer, self.config)
+
+    # --- prompts --------------------------------------------------------------------------------------------------
+
+    def sample_prompts(
+        self, dataset_name: str | None, split: str = "train", num_prompts: int = 8, seed: int | None = None
+    ) -> tuple[list[str], list[dict[str, Any]]]:
+        """Prompts drawn from a data set without replacement, with their rows.
+
+        Args:
+            dataset_name: a registered name (see `register_dataset`), a `.jsonl` file, or a name of the Hugging Face
+                `datasets` library; None is the shipped arithmetic in its R1-style template.
+            split: the split.
+            num_prompts: how many.
+            seed: of the draw; None draws one from torch's global generator.
+
+        Raises:
+            DataError: for an unknown data set, or one with fewer rows.
+        """
+        examples = sample_examples(dataset_name or DEFAULT_DATASET, split, num_prompts, _seed(seed))
+        return [example["prompt"] for example in examples], examples
+
+    # --- generation -----------------------------------------------------------------------------------------------
+
+    def generate_batched(
+        self,
+        prompts: Any,
+        G: int | None = None,
+        gen_batch_size: int | None = None,
+        *,
+        seed: int | Sequence[int] | None = None,
+        stop: Sequence[str] | str = DEFAULT_STOP,
+        plan: PlanArgument = None,
+        engine: Engine | None = None,
+        chat: bool = False,
+    ) -> BatchedSequences:
+        """Draws G responses to every prompt.
+
+        Args:
+            prompts: strings, chat messages or token ids.
+            G: responses per prompt; None takes `num_return_sequences`.
+            gen_batch_size: rows at a time; None takes the configuration's. Results depend on it by rounding only.
+            seed: draws are keyed by (seed, prompt index, response index); a list holds one seed per prompt; None draws
+                a seed from torch's global generator.
+            stop: strings that end a response; the text keeps them.
+            plan: a plan, None, or a list with one per prompt.
+            engine: draw through this engine instead of the model itself, e.g. a vLLM engine for throughput. Its weights
+                must be the model's: its scores of a probe text are compared once.
+            chat: take strings as user turns of a chat.
+
+        Raises:
+            ContextLengthError: if a prompt and its new tokens exceed the context.
+            InputError: for an engine with other weights.
+        """
+        generation = self.config.generation
+        drawing = Drawing(
+            n=check_count(generation.num_return_sequences if G is None else G, "G"),
+            rows_at_once=check_count(
+                generation.gen_batch_size if gen_batch_size is None else gen_batch_size, "gen_batch_size"
+            ),
+            seed=_seed(seed) if seed is None or isinstance(seed, int) else seed,
+            stop=stop_strings(stop),
+            plan=plan,
+            chat=chat,
+        )
+        if engine is not None:
+            check_same_weights(self.parts, self.tokenizer, engine, self._log_probs_of_probe)
+        started = time.perf_counter()
+        sampler = Sampler(self.parts, self._desk, self.tokenizer, generation)
+        with precise(self.config.precision):
+            sequences, self.receipts = sampler.run(prompts, drawing, engine)
+        tokens, took = sum(map(sum, sequences.gen_lens)), time.perf_counter() - started
+        self.logger.info("generated %d tokens for %d prompts in %.2f s", tokens, sequences.n_prompts, took)
+        if engine is None:
+            warn_if_idle(self.receipts)
+        return sequences
+
+    def _log_probs_of_probe(self, probe: BatchedSequences) -> np.ndarray:
+        assembly, _ = self.scorer.run(probe, ScoringRequest(with_grad=False, rows_at_once=1))
+        return as_array(assembly.logprobs(False, False).logprobs[0][0])
+
+    def generate_with_replacement_sampling(
+        self,
+        total_sequences: int,
+        dataset_name: str | None = None,
+        split: str = "train",
+        max_prompts_pool: int = 256,
+        seed: int | None = None,
+        *,
+        gen_batch_size: int | None = None,
+        **generate: Any,
+    ) -> tuple[BatchedSequences, np.ndarray]:
+        """Independent draws of (prompt, response): prompts with replacement from a pool, one response each.
+
+        The pool is `sample_prompts(dataset_name, split, max_prompts_pool, seed)`, or all rows if there are fewer. The
+        choice has a generator of its own and touches no global one.
+
+        Args:
+            total_sequences: how many draws.
+            dataset_name: as in `sample_prompts`.
+            split: the split.
+            max_prompts_pool: prompts in the pool at most.
+            seed: of pool, choice and responses; None draws one from torch's global generator.
+            gen_batch_size: rows at a time.
+            **generate: `stop`, `plan`, `engine` of `generate_batched`.
+
+        Returns:
+            Sequences with B = total_sequences and G = 1, and each one's index in the pool, int64 [total_sequences].
+        """
+        check_count(total_sequences, "total_sequences")
+        base = _seed(seed)
+        pool = sample_examples(dataset_name or DEFAULT_DATASET, split, max_prompts_pool, base, at_most=True)
+        indices = np.random.default_rng((base, 1)).integers(0, len(pool), size=total_sequences)
+        examples = [pool[i] for i in indices]
+        sequences = self.generate_batched(
+            [example["prompt"] for example in examples], 1, gen_batch_size, seed=base, **generate
+        )
+        return replace(sequences, examples=examples), indices
+
+    # --- scoring --------------------------------------------------------------------------------------------------
+
+    def teacher_force_logprobs(
+        self,
+        sequences: BatchedSequences,
+        with_grad: bool = False,
+        tf_batch_size: int | None = None,
+        compute_rb: bool = False,
+        return_baseline_features: bool = False,
+        params_override: Mapping[str, Tensor] | None = None,
+        buffers_override: Mapping[str, Tensor] | None = None,
+        plan: PlanArgument = None,
+    ) -> LogprobResults:
+        """Log p, log q and, if asked, RB entropies of every generated token.
+
+        Without gradients the model runs as a function of a parameter mapping (the override, or its own parameters
+        widened as configured) in evaluation mode, and results are on the CPU. With gradients the live model runs, in
+        the mode it is in, and log-probs carry a graph; with an override too, differentiable by what made the override.
+
+        Args:
+            sequences: what to score.
+            with_grad: keep the graph.
+            tf_batch_size: rows at a time; None takes the configuration's. Results depend on it by rounding only.
+            compute_rb: also give RB entropies.
+            return_baseline_features: also give the features of `FEATURE_NAMES`.
+            params_override: parameters by name, e.g. of `params_override`; those left out stay.
+            buffers_override: buffers by name.
+            plan: a plan, None, or a list with one per prompt. It edits the positions it would edit while generating.
+
+        Raises:
+            ContextLengthError: if a row exceeds the context.
+            InputError: for an unknown or mis-shaped override, or what gradients cannot be had of.
+        """
+        assembly = self._force(
+            sequences, with_grad, tf_batch_size, params_override, buffers_override, plan, return_baseline_features
+        )
+        return assembly.logprobs(compute_rb, return_baseline_features)
+
+    def teacher_force_logprobs_with_diagnostics(
+        self,
+        sequences: BatchedSequences,
+        with_grad: bool = False,
+        tf_batch_size: int | None = None,
+        compute_rb: bool = True,
+        return_baseline_features: bool = False,
+        params_override: Mapping[str, Tensor] | None = None,
+        buffers_override: Mapping[str, Tensor] | None = None,
+        plan: PlanArgument = None,
+    ) -> tuple[LogprobResults, DiagnosticsResults]:
+        """As `teacher_force_logprobs`, with the diagnostics of every response from the same pass and nucleus."""
+        assembly = self._force(sequences, with_grad, tf_batch_size, params_override, buffers_override, plan, True)
+        return assembly.logprobs(compute_rb, return_baseline_features), assembly.diagnostics(self.early_steps)
+
+    def generate_with_logprobs(
+        self,
+        prompts: Any = None,
+        G: int | None = None,
+        dataset_name: str | None = None,
+        split: str = "train",
+        num_prompts: int | None = None,
+        seed: int | None = None,
+        with_grad: bool = False,
+        gen_batch_size: int | None = None,
+        tf_batch_size: int | None = None,
+        compute_rb: bool = False,
+        *,
+        plan: PlanArgument = None,
+        stop: Sequence[str] | str = DEFAULT_STOP,
+        engine: Engine | None = None,
+        reward: Reward | None = tag_reward,
+    ) -> tuple[BatchedSequences, LogprobResults, DiagnosticsResults]:
+        """Draws responses and scores them.
+
+        Args:
+            prompts: prompts; None draws them from a data set.
+            G: responses per prompt; None takes `num_return_sequences`.
+            dataset_name: the data set, if there are no prompts.
+            split: its split.
+            num_prompts: how many prompts to draw, 8 if None.
+            seed: of prompts and responses; None draws one from torch's global generator.
+            with_grad: as in `teacher_force_logprobs`.
+            gen_batch_size: rows generated at a time.
+            tf_batch_size: rows scored at a time.
+            compute_rb: also give RB entropies.
+            plan: acts in generation and in scoring.
+            stop: as in `generate_batched`.
+            engine: as in `generate_batched`.
+            reward: from (prompt, response, example) to a number; NaN where an example has no gold answer. Without a
+                data set there are no examples and rewards are NaN, unless the reward can do without.
+
+        Raises:
+            InputError: if both prompts and a data set are given.
+        """
+        if prompts is not None and (dataset_name is not None or num_prompts is not None):
+            raise InputError("Pass prompts, or dataset_name and num_prompts, not both.")
+        base = _seed(seed)
+        examples = None
+        if prompts is None:
+            prompts, examples = self.sample_prompts(
+                dataset_name, split, 8 if num_prompts is None else num_prompts, base
+            )
+        sequences = self.generate_batched(prompts, G, gen_batch_size, seed=base, stop=stop, plan=plan, engine=engine)
+        if examples is not None:
+            sequences = replace(sequences, examples=examples)
+        logprobs, diagnostics = self.teacher_force_logprobs_with_diagnostics(
+            sequences, with_grad, tf_batch_size, compute_rb, plan=plan
+        )
+        return sequences, replace(logprobs, rewards=rewards_of(sequences, reward)), diagnostics
+
+    def _force(
+        self,
+        sequences: BatchedSequences,
+        with_grad: bool,
+        tf_batch_size: int | None,
+        params_override: Mapping[str, Tensor] | None,
+        buffers_override: Mapping[str, Tensor] | None,
+        plan: PlanArgument,
+        with_shape: bool,
+    ) -> Assembly:
+        if not isinstance(sequences, BatchedSequences):
+            raise InputError(f"sequences is a BatchedSequences, got {type(sequences).__name__}; see its from_ids.")
+        size = self.config.generation.tf_batch_size if tf_batch_size is None else tf_batch_size
+        request = ScoringRequest(
+            with_grad=with_grad,
+            rows_at_once=check_count(size, "tf_batch_size"),
+            params=params_override,
+            buffers=buffers_override,
+            plan=plan,
+            with_shape=with_shape,
+            chunk_rows=self.head_chunk_rows,
+        )
+        started = time.perf_counter()
+        assembly, receipts = self.scorer.run(sequences, request)
+        self._keep(receipts)
+        tokens, took = sum(map(sum, sequences.gen_lens)), time.perf_counter() - started
+        self.logger.info("scored %d tokens of %d responses in %.2f s", tokens, len(receipts), took)
+        return assembly
+
+    # --- overrides ------------------------------------------------------------------------------------------------
+
+    def params_override(self, v_named: Mapping[str, Tensor], eta: float | Tensor) -> dict[str, Tensor]:
+        """Parameters θ + η·v by name, for `teacher_force_logprobs`; the live model is not touched.
+
+        Differentiable in η, v and θ. Parameters are widened first as `precision.func_override` says, so that a small
+        step is not lost in a narrow dtype.
+
+        Args:
+            v_named: a direction for any of the parameters, by name; a tied weight may go by any of its names.
+            eta: the step.
+
+        Raises:
+            InputError: for an unknown or mis-shaped name.
+        """
+        return self._overrides.moved(v_named, eta)
+
+    _build_params_override = params_override
+
+    def build_state_override(
+        self,
+        v_named: Mapping[str, Tensor],
+        eta: float | Tensor,
+        *,
+        param_dtype: torch.dtype | str | None,
+        include_buffers: bool,
+        buffer_dtype: torch.dtype | str | None = None,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters θ + η·v in a stated dtype, and copies of the buffers.
+
+        Args:
+            v_named: as in `params_override`.
+            eta: the step.
+            param_dtype: of every parameter; None keeps their own.
+            include_buffers: also give the buffers; otherwise their mapping is empty.
+            buffer_dtype: of floating-point buffers; None keeps their own.
+
+        Returns:
+            Mappings for `params_override=` and `buffers_override=` of `teacher_force_logprobs`.
+        """
+        return state_override(
+            self.parts.root,
+            v_named,
+            eta,
+            param_dtype=None if param_dtype is None else as_dtype(param_dtype),
+            include_buffers=include_buffers,
+            buffer_dtype=None if buffer_dtype is None else as_dtype(buffer_dtype),
+        )
+
+    def _keep(self, receipts: list[Receipt]) -> None:
+        self.receipts = receipts
+        warn_if_idle(receipts)
+
+
+def _seed(seed: int | None) -> int:
+    """The seed, or one from torch's global generator."""
+    if seed is None:
+        return int(torch.randint(0, 2**31 - 1, ()).item())
+    return int(check_seed(seed, 1))  # pyright: ignore[reportArgumentType]

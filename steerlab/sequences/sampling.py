@@ -1,0 +1,225 @@
+"""Drawing responses from the user's own model, and reading in what an engine has drawn."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from steerlab.core.engine import Engine
+from steerlab.core.errors import ContextLengthError, InputError
+from steerlab.core.results import Completion
+from steerlab.core.seeds import SeedLike, check_seed
+from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
+from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules, decode, find_stop
+from steerlab.engines.lens.generating import GenerationJob, generation_jobs, ran_tokens
+from steerlab.engines.lens.info import eos_token_ids
+from steerlab.engines.lens.rows import Rows, optional_arguments
+from steerlab.sequences.anatomy import Anatomy
+from steerlab.sequences.config import GenerationConfig
+from steerlab.sequences.plan_hooks import PlanDesk, carried_out
+from steerlab.sequences.precision import evaluating
+from steerlab.sequences.types import BatchedSequences
+from steerlab.steering.assign import AssignedPlan, PlanArgument, group_by_plan
+from steerlab.steering.content import PromptContent
+from steerlab.steering.receipts import Receipt
+from steerlab.steering.run import PlanRun
+
+Row = RowOutput | Completion
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One call's wishes; see `SequenceProcessor.generate_batched`.
+
+    Attributes:
+        n: responses per prompt.
+        rows_at_once: rows per batch.
+        seed: one integer, or one per prompt.
+        stop: strings that end a response.
+        plan: a plan, None, or a list with one per prompt.
+        chat: take strings as user turns of a chat.
+    """
+
+    n: int
+    rows_at_once: int
+    seed: SeedLike
+    stop: tuple[str, ...]
+    plan: PlanArgument = None
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws responses: from the plain model, with a cache and left-padded prompts, or through an engine.
+
+    Attributes:
+        parts: the model's parts.
+        desk: its layers, for plans.
+        tokenizer: the model's own tokenizer.
+        config: policy and length.
+    """
+
+    parts: Anatomy
+    desk: PlanDesk
+    tokenizer: Any
+    config: GenerationConfig
+
+    def run(self, prompts: Any, drawing: Drawing, engine: Engine | None) -> tuple[BatchedSequences, list[Receipt]]:
+        """Draws every response; receipts are in order of rows."""
+        given = as_prompts(prompts)
+        check_seed(drawing.seed, len(given))
+        encoded = encode_prompts(self.parts, self.tokenizer, given, self.config.max_new_tokens, drawing.chat)
+        ids = [prompt.token_ids for prompt in encoded]
+        if engine is None:
+            rows, receipts = self._from_model(encoded, drawing)
+        else:
+            rows, receipts = self._from_engine(engine, ids, drawing)
+        return self._sequences(given, ids, rows, drawing), receipts
+
+    def _from_engine(
+        self, engine: Engine, ids: Sequence[tuple[int, ...]], drawing: Drawing
+    ) -> tuple[list[Row], list[Receipt]]:
+        generations = engine.generate(
+            [list(row) for row in ids],
+            plan=drawing.plan,
+            policy=self.config.policy,
+            max_new_tokens=self.config.max_new_tokens,
+            n=drawing.n,
+            seed=drawing.seed,
+            stop=drawing.stop,
+        )
+        failed = [c for c in generations if c.finish_reason == "error"]
+        if failed:
+            raise InputError(f"The engine failed on prompt {failed[0].prompt_index}, sample {failed[0].sample_index}.")
+        return list(generations), list(engine.receipts)
+
+    def _from_model(self, encoded: Sequence[EncodedPrompt], drawing: Drawing) -> tuple[list[Row], list[Receipt]]:
+        check_can_sample(self.parts)
+        rules = rules_of(self.parts, self.tokenizer, drawing.stop, self.config.max_new_tokens)
+        jobs = generation_jobs(
+            [prompt.token_ids for prompt in encoded], drawing.n, drawing.seed, self.config.max_new_tokens
+        )
+        contents = [
+            PromptContent(index, len(encoded), prompt.token_ids, prompt.text, self.tokenizer)
+            for index, prompt in enumerate(encoded)
+        ]
+        outputs: dict[int, Row] = {}
+        receipts: list[Receipt] = []
+        with tqdm(total=len(jobs), desc="generate", delay=2.0, leave=False, disable=None) as bar:
+            for assigned, members in group_by_plan(self.desk.assign(drawing.plan, len(encoded))):
+                wanted = set(members)
+                mine = [job for job in jobs if job.prompt_index in wanted]
+                for start in range(0, len(mine), drawing.rows_at_once):
+                    batch = mine[start : start + drawing.rows_at_once]
+                    made, edited = self._batch(batch, [contents[job.prompt_index] for job in batch], assigned, rules)
+                    outputs |= zip([job.row_index for job in batch], made, strict=True)
+                    receipts += edited
+                    bar.update(len(batch))
+        return [outputs[job.row_index] for job in jobs], sorted(receipts, key=lambda receipt: receipt.row_index)
+
+    @torch.inference_mode()
+    def _batch(
+        self,
+        jobs: Sequence[GenerationJob],
+        contents: Sequence[PromptContent],
+        assigned: AssignedPlan,
+        rules: StopRules,
+    ) -> tuple[list[RowOutput], list[Receipt]]:
+        """One batch of rows under one plan."""
+        run = PlanRun(assigned.plan, len(jobs), contents)
+        rows = Rows(self.parts.causal, run, [len(job.prompt) for job in jobs])
+        draws = torch.from_numpy(np.stack([job.draws for job in jobs]))
+        decoding = Decoding(rows, [job.prompt for job in jobs], self.config.policy, draws, rules, self.tokenizer)
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(self.parts.root))
+            stack.enter_context(torch.autocast(self.parts.device.type, enabled=False))
+            if len(run.plan):
+                stack.enter_context(carried_out(self.desk.layers, run))
+            outputs = decoding.run()
+        if rules.max_new_tokens == 0:
+            return outputs, []
+        receipts = run.receipts(
+            token_ids=[ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)],
+            prompt_lens=[len(job.prompt) for job in jobs],
+            prompt_indices=[job.prompt_index for job in jobs],
+            row_indices=[job.row_index for job in jobs],
+            plan_hash=assigned.given_hash,
+        )
+        return outputs, receipts
+
+    def _sequences(
+        self, given: Sequence[PromptLike], ids: Sequence[Sequence[int]], rows: Sequence[Row], drawing: Drawing
+    ) -> BatchedSequences:
+        pad = getattr(self.tokenizer, "pad_token_id", None)
+        pad = getattr(self.tokenizer, "eos_token_id", None) if pad is None else pad
+        nested = [rows[start : start + drawing.n] for start in range(0, len(rows), drawing.n)]
+        return BatchedSequences.from_ids(
+            ids,
+            [[row.token_ids for row in group] for group in nested],
+            pad_id=pad if isinstance(pad, int) else 0,
+            responses_text=[
+                [text_of(self.tokenizer, row.token_ids, drawing.stop) for row in group] for group in nested
+            ],
+            finish_reasons=[[row.finish_reason for row in group] for group in nested],
+            sampler_logqs=[[np.array(row.token_log_qs, dtype=np.float32) for row in group] for group in nested],
+            prompts=list(given),
+        )
+
+
+def encode_prompts(
+    parts: Anatomy, tokenizer: Any, prompts: Any, max_new_tokens: int, chat: bool
+) -> list[EncodedPrompt]:
+    """Ids of every prompt.
+
+    Raises:
+        PromptError: for a prompt that cannot run.
+        ContextLengthError: if a prompt and its new tokens exceed the context.
+    """
+    encoded = [encode_prompt(tokenizer, prompt, chat=chat, d_vocab=parts.d_vocab) for prompt in as_prompts(prompts)]
+    limit = parts.context_length
+    for index, prompt in enumerate(encoded):
+        length = len(prompt.token_ids) + max_new_tokens
+        if limit is not None and length > limit:
+            raise ContextLengthError(
+                f"Prompt {index}: prompt and new tokens take {length} tokens, {length - limit} more than the context "
+                f"of {limit}. Shorten it, or lower max_new_tokens; nothing is cut silently."
+            )
+    return encoded
+
+
+def rules_of(parts: Anatomy, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
+    """When rows end: any EOS id that model or tokenizer name, a stop string, or the length.
+
+    Raises:
+        InputError: for an empty stop string.
+    """
+    if not all(strings):
+        raise InputError("A stop string is empty; it would end every row at once.")
+    return StopRules(eos_token_ids(parts.causal, tokenizer), strings, max_new_tokens)
+
+
+def check_can_sample(parts: Anatomy) -> None:
+    """Nothing, if left padding is harmless to the model.
+
+    Raises:
+        InputError: if its forward takes no position ids, so that padding would shift positions.
+    """
+    if not optional_arguments(parts.causal, "position_ids"):
+        raise InputError(
+            f"{type(parts.causal).__name__} takes no position ids, so prompts cannot be padded on the left; generate "
+            "through an engine, and score here."
+        )
+
+
+def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> str:
+    """A response's text, special tokens left out, up to the end of its first stop string."""
+    text = decode(tokenizer, ids)
+    start = find_stop(text, stop)
+    if start is None:
+        return text
+    ended = [start + len(string) for string in stop if text.startswith(string, start)]
+    return text[: min(ended)]

@@ -1,0 +1,170 @@
+"""Scoring in batches: which rows run, with which parameters and precision, and what to refuse."""
+
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from steerlab.core.errors import ContextLengthError, InputError
+from steerlab.engines.lens.info import eos_token_ids
+from steerlab.sequences.anatomy import Anatomy
+from steerlab.sequences.assembly import Assembly
+from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision, ProcessorConfig
+from steerlab.sequences.forcing import ForcedRow, Forcing
+from steerlab.sequences.head import HeadSpec
+from steerlab.sequences.overrides import Overrides
+from steerlab.sequences.plan_hooks import PlanDesk
+from steerlab.sequences.precision import active_dropout, evaluating, precise
+from steerlab.sequences.types import BatchedSequences
+from steerlab.steering.assign import PlanArgument, group_by_plan
+from steerlab.steering.receipts import Receipt
+
+
+@dataclass(frozen=True)
+class ScoringRequest:
+    """One call's wishes; see `SequenceProcessor.teacher_force_logprobs`.
+
+    Attributes:
+        with_grad: keep the graph.
+        rows_at_once: rows per batch.
+        params: parameters by name, or None.
+        buffers: buffers by name, or None.
+        plan: a plan, None, or a list with one per prompt.
+        with_shape: also measure the shape of every distribution.
+        chunk_rows: rows of logits at once; None takes what fits.
+    """
+
+    with_grad: bool
+    rows_at_once: int
+    params: Mapping[str, Tensor] | None = None
+    buffers: Mapping[str, Tensor] | None = None
+    plan: PlanArgument = None
+    with_shape: bool = False
+    chunk_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores sequences on one model.
+
+    Attributes:
+        parts: the model's parts.
+        desk: its layers, for plans.
+        overrides: makes parameter mappings.
+        tokenizer: names its end-of-text ids.
+        config: the configuration.
+    """
+
+    parts: Anatomy
+    desk: PlanDesk
+    overrides: Overrides
+    tokenizer: Any
+    config: ProcessorConfig
+
+    def run(self, sequences: BatchedSequences, request: ScoringRequest) -> tuple[Assembly, list[Receipt]]:
+        """Scores every response; receipts are in order of rows."""
+        assigned = self.desk.assign(request.plan, sequences.n_prompts)
+        rows = forced_rows(sequences, self.parts)
+        assembly = Assembly(sequences, self.config, request.with_grad)
+        receipts: list[Receipt] = []
+        with ExitStack() as stack:
+            stack.enter_context(precise(self.config.precision))
+            stack.enter_context(torch.set_grad_enabled(request.with_grad))
+            if request.with_grad:
+                self._check_live(request)
+            else:
+                stack.enter_context(evaluating(self.parts.root))
+            forcing = self._forcing(request, sequences.n_prompts)
+            bar = stack.enter_context(tqdm(total=len(rows), desc="score", delay=2.0, leave=False, disable=None))
+            for one, members in group_by_plan(assigned):
+                wanted = set(members)
+                # rows of like length share a batch, so that little is padded
+                mine = sorted((row for row in rows if row.prompt_index in wanted), key=lambda row: len(row.run_ids))
+                for start in range(0, len(mine), request.rows_at_once):
+                    batch = mine[start : start + request.rows_at_once]
+                    result, edited = forcing.run(batch, one)
+                    assembly.take(batch, result)
+                    receipts += edited
+                    bar.update(len(batch))
+        return assembly, sorted(receipts, key=lambda receipt: receipt.row_index)
+
+    def _forcing(self, request: ScoringRequest, n_prompts: int) -> Forcing:
+        state = self._state(request)
+        cast = self._cast(request.with_grad, functional=state is not None)
+        pass_precision = self._pass_precision(request.with_grad)
+        spec = HeadSpec(
+            transform=self.parts.transform,
+            policy=self.config.generation.policy,
+            compute_dtype=cast.dtype if cast.autocast and isinstance(cast.dtype, torch.dtype) else None,
+            measure_dtype=self.config.precision.measure_dtype,
+            cast_logits=pass_precision.cast_logits_fp32,
+            with_shape=request.with_shape,
+            eos_ids=tuple(sorted(eos_token_ids(self.parts.causal, self.tokenizer))),
+            chunk_rows=request.chunk_rows,
+        )
+        return Forcing(self.parts, self.desk, spec, cast, state, n_prompts)
+
+    def _pass_precision(self, with_grad: bool) -> ForcingPrecision:
+        return self.config.precision.tf_withgrad if with_grad else self.config.precision.tf_nograd
+
+    def _cast(self, with_grad: bool, functional: bool) -> ForcingPrecision | FunctionalPrecision:
+        """Autocast of the pass: that of functional calls where it is on, else the pass's own."""
+        own = self.config.precision.func_override
+        return own if functional and own.autocast else self._pass_precision(with_grad)
+
+    def _state(self, request: ScoringRequest) -> dict[str, Tensor] | None:
+        """What to run with; None for the live model as it is."""
+        if request.params is None and request.buffers is None and request.with_grad:
+            return None
+        own = self.overrides
+        state = (
+            own.at_zero() if request.params is None and not request.with_grad else own.complete(request.params or {})
+        )
+        return state | own.check_buffers(request.buffers or {})
+
+    def _check_live(self, request: ScoringRequest) -> None:
+        modules = list(self.parts.root.modules())
+        checkpointing = any(getattr(m, "gradient_checkpointing", False) and m.training for m in modules)
+        if checkpointing and (request.plan is not None or request.params is not None or request.buffers is not None):
+            raise InputError(
+                "Gradient checkpointing runs layers again in backward, when a plan's hooks and an override are gone: "
+                "the gradients would be wrong. Turn it off, or put the model in evaluation mode."
+            )
+        if active_dropout(self.parts.root):
+            warnings.warn(
+                "The model is in training mode and has dropout, so these log-probs are noisy and differ from the "
+                "sampler's; call model.eval() for exact ones.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def forced_rows(sequences: BatchedSequences, parts: Anatomy) -> list[ForcedRow]:
+    """Every response that has a token to score.
+
+    Raises:
+        ContextLengthError: if a row exceeds the context.
+        InputError: for an id outside the vocabulary.
+    """
+    found = []
+    limit = parts.context_length
+    for b in range(sequences.n_prompts):
+        for g in range(sequences.n_samples):
+            prompt, response = tuple(sequences.prompt_ids(b, g)), tuple(sequences.response_ids(b, g))
+            length = len(prompt) + len(response)
+            if limit is not None and length > limit:
+                raise ContextLengthError(
+                    f"Row ({b}, {g}) takes {length} tokens, {length - limit} more than the context of {limit}; nothing "
+                    "is cut silently."
+                )
+            bad = [token for token in (*prompt, *response) if not 0 <= token < parts.d_vocab]
+            if bad:
+                raise InputError(f"Row ({b}, {g}) holds token id {bad[0]}, outside the vocabulary of {parts.d_vocab}.")
+            if response:
+                found.append(ForcedRow(prompt, response, b, g, b * sequences.n_samples + g))
+    return found

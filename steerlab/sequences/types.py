@@ -1,0 +1,286 @@
+"""What a SequenceProcessor returns: sequences, and what scoring says of their tokens.
+
+B prompts, G responses per prompt. All results keep the nesting `[prompt][response]`; everything in it is about the
+generated tokens alone. Quantities are in nats.
+"""
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steerlab.core.errors import InputError
+from steerlab.core.policy import SamplingPolicy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Nested = list[list[Any]]
+
+
+@dataclass(frozen=True)
+class BatchedSequences:
+    """Prompts with their responses, as token ids.
+
+    A row is `left padding, prompt, response, right padding`: every prompt ends at column `prompt_lens[0]`, and the
+    response (b, g) fills the `gen_lens[b][g]` columns after it. The token at column i is scored by the logits at i − 1.
+    Padding is what the attention mask says, never an id: an emitted EOS is scored even if it is the padding id.
+
+    Attributes:
+        sequences: token ids, [B, G, L_total], int64, on the CPU.
+        prompt_lens: the padded prompt length, the same number for each of the B prompts.
+        gen_lens: generated tokens of each response, [B][G]; an emitted EOS and the token that completes a stop string
+            count.
+        attention_masks: 1 for tokens, 0 for padding, [B, G, L_total].
+        responses_text: decoded responses, [B][G], special tokens left out, up to the end of a stop string.
+        finish_reasons: `eos`, `stop`, `length` or `error`, [B][G]; None if unknown.
+        sampler_logqs: log q of each token as the sampler recorded it, in nats, [B][G] arrays; NaN where an engine keeps
+            none (vLLM under temperature or top_p); None if unknown.
+        prompts: the prompts as given; None if unknown.
+        examples: the data set's row of each prompt; None without a data set.
+
+    Raises:
+        InputError: if shapes, lengths and mask contradict each other.
+    """
+
+    sequences: Tensor
+    prompt_lens: list[int]
+    gen_lens: list[list[int]]
+    attention_masks: Tensor
+    responses_text: list[list[str]]
+    finish_reasons: list[list[str]] | None = None
+    sampler_logqs: list[list[np.ndarray]] | None = field(default=None, repr=False)
+    prompts: list[Any] | None = field(default=None, repr=False)
+    examples: list[Mapping[str, Any]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        ids, mask = self.sequences, self.attention_masks
+        if ids.dim() != 3 or ids.shape != mask.shape:
+            raise InputError(
+                f"sequences and attention_masks have one shape [B, G, L], got {tuple(ids.shape)} and "
+                f"{tuple(mask.shape)}."
+            )
+        n_prompts, n_samples = ids.shape[:2]
+        sizes = {"prompt_lens": len(self.prompt_lens), "gen_lens": len(self.gen_lens)}
+        for name, size in sizes.items():
+            if size != n_prompts:
+                raise InputError(f"{name} holds one entry per prompt, {n_prompts}, got {size}.")
+        if any(len(row) != n_samples for row in self.gen_lens):
+            raise InputError(f"gen_lens holds {n_samples} lengths per prompt, got {[len(r) for r in self.gen_lens]}.")
+        _check_mask(mask, self.prompt_lens, self.gen_lens)
+
+    @property
+    def n_prompts(self) -> int:
+        """B."""
+        return self.sequences.shape[0]
+
+    @property
+    def n_samples(self) -> int:
+        """G."""
+        return self.sequences.shape[1]
+
+    def prompt_ids(self, prompt: int, sample: int = 0) -> list[int]:
+        """Ids of a prompt without its padding."""
+        end = self.prompt_lens[prompt]
+        ids = self.sequences[prompt, sample, :end]
+        return ids[self.attention_masks[prompt, sample, :end].bool()].tolist()
+
+    def response_ids(self, prompt: int, sample: int) -> list[int]:
+        """Ids of a response without padding."""
+        start = self.prompt_lens[prompt]
+        return self.sequences[prompt, sample, start : start + self.gen_lens[prompt][sample]].tolist()
+
+    def select(self, places: Sequence[tuple[int, int]]) -> "BatchedSequences":
+        """The responses at these (prompt, sample) places, each with its prompt, as B = number of places and G = 1."""
+        made = BatchedSequences.from_ids(
+            [self.prompt_ids(b, g) for b, g in places],
+            [[self.response_ids(b, g)] for b, g in places],
+            responses_text=[[self.responses_text[b][g]] for b, g in places],
+        )
+        return replace(
+            made,
+            finish_reasons=self.finish_reasons and [[self.finish_reasons[b][g]] for b, g in places],
+            sampler_logqs=self.sampler_logqs and [[self.sampler_logqs[b][g]] for b, g in places],
+            prompts=self.prompts and [self.prompts[b] for b, _ in places],
+            examples=self.examples and [self.examples[b] for b, _ in places],
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a JSON file and, beside it, the tensors; see `steerlab.sequences.storage`."""
+        return storage().save_sequences(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "BatchedSequences":
+        """Reads what `save` wrote.
+
+        Raises:
+            DataError: if there is no such file, or it is damaged.
+        """
+        return storage().load_sequences(path)
+
+    @classmethod
+    def from_ids(
+        cls,
+        prompt_ids: Sequence[Sequence[int]],
+        response_ids: Sequence[Sequence[Sequence[int]]],
+        *,
+        pad_id: int = 0,
+        responses_text: list[list[str]] | None = None,
+        **more: Any,
+    ) -> "BatchedSequences":
+        """Sequences from ids: one list per prompt, and as many lists of responses, G each.
+
+        Args:
+            prompt_ids: ids of each prompt.
+            response_ids: [B][G] ids of each response.
+            pad_id: what padding holds; any id will do.
+            responses_text: decoded responses, if known.
+            **more: the optional fields.
+
+        Raises:
+            InputError: for an empty prompt, or rows of unequal length.
+
+        Examples:
+            >>> made = BatchedSequences.from_ids([[5, 6], [7]], [[[1]], [[2, 3]]])
+            >>> made.sequences.tolist(), made.attention_masks.tolist()
+            ([[[5, 6, 1, 0]], [[0, 7, 2, 3]]], [[[1, 1, 1, 0]], [[0, 1, 1, 1]]])
+        """
+        sizes = {len(row) for row in response_ids}
+        if len(prompt_ids) != len(response_ids) or len(sizes) != 1 or not all(map(len, prompt_ids)):
+            raise InputError(
+                f"from_ids takes at least one non-empty prompt, and as many lists of responses of one length each; got "
+                f"{len(prompt_ids)} prompts and lists of {sorted(sizes)} responses for {len(response_ids)} prompts."
+            )
+        width = max(map(len, prompt_ids))
+        longest = max((len(ids) for row in response_ids for ids in row), default=0)
+        ids = torch.full((len(prompt_ids), sizes.pop(), width + longest), pad_id, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for b, (prompt, row) in enumerate(zip(prompt_ids, response_ids, strict=True)):
+            for g, response in enumerate(row):
+                place = slice(width - len(prompt), width + len(response))
+                ids[b, g, place] = torch.tensor([*prompt, *response])
+                mask[b, g, place] = 1
+        gen_lens = [[len(response) for response in row] for row in response_ids]
+        text = responses_text or [[""] * len(row) for row in response_ids]
+        return cls(ids, [width] * len(prompt_ids), gen_lens, mask, text, **more)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per response: prompt_index, sample_index, num_tokens, finish_reason, text."""
+        import pandas as pd
+
+        rows = [
+            (b, g, self.gen_lens[b][g], self.finish_reasons[b][g] if self.finish_reasons else None, text)
+            for b, row in enumerate(self.responses_text)
+            for g, text in enumerate(row)
+        ]
+        return pd.DataFrame(rows, columns=["prompt_index", "sample_index", "num_tokens", "finish_reason", "text"])
+
+
+def _check_mask(mask: Tensor, prompt_lens: Sequence[int], gen_lens: Sequence[Sequence[int]]) -> None:
+    """Every row must be left padding, tokens without a gap, right padding."""
+    for b, row in enumerate(gen_lens):
+        for g, generated in enumerate(row):
+            end = prompt_lens[b] + generated
+            found = mask[b, g].bool()
+            places = found.nonzero()[:, 0]
+            if not len(places) or places[0] >= prompt_lens[b]:
+                raise InputError(f"Row ({b}, {g}) has no prompt token, so nothing predicts its first generated token.")
+            if end > len(found) or int(places[-1]) + 1 != end or len(places) != end - int(places[0]):
+                raise InputError(
+                    f"Row ({b}, {g}): the attention mask must be 1 from the prompt's first token to the last of its "
+                    f"{generated} generated tokens (column {end - 1}) and 0 elsewhere; it is 1 at {len(places)} of "
+                    f"{len(found)} columns, from {int(places[0])} to {int(places[-1])}."
+                )
+
+
+@dataclass(frozen=True)
+class LogprobResults:
+    """What scoring says of every generated token. Nesting [B][G]; T is the response's length.
+
+    Attributes:
+        logprobs: log p of each token under the model's softmax, tensors [T]: on the CPU without a graph from a call
+            without gradients, with a graph and on the model's device from one with.
+        entropies: naive per-token surprisal −log p of the realised token, NumPy [T].
+        sequence_logprobs: their sums Σ log p, floats.
+        rb_entropies: entropy of the sampling distribution q at each step, NumPy [T]; empty lists unless computed.
+        rewards: one float per response; NaN where no reward or no gold answer is known.
+        rb_entropies_torch: the same entropies as tensors [T], from a call with gradients; they carry a graph if
+            `rb_requires_grad` is set. None otherwise.
+        baseline_feats_torch: [T, 7] detached features per step (see `FEATURE_NAMES`); None unless asked for.
+        token_logqs: log q of each token under the sampling policy, tensors like `logprobs`; −inf outside the nucleus.
+        sequence_logqs: their sums Σ log q, floats.
+        policy: the sampling policy of q.
+    """
+
+    logprobs: list[list[Tensor]]
+    entropies: list[list[np.ndarray]]
+    sequence_logprobs: list[list[float]]
+    rb_entropies: list[list[np.ndarray]]
+    rewards: list[list[float]]
+    rb_entropies_torch: list[list[Tensor]] | None
+    baseline_feats_torch: list[list[Tensor]] | None
+    token_logqs: list[list[Tensor]]
+    sequence_logqs: list[list[float]]
+    policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+
+    @property
+    def policy_surprisals(self) -> list[list[np.ndarray]]:
+        """−log q of each realised token, NumPy [T]: what pairs with `rb_entropies`; +inf outside the nucleus."""
+        return [[-as_array(values) for values in row] for row in self.token_logqs]
+
+    @property
+    def outside_nucleus(self) -> list[list[np.ndarray]]:
+        """Which realised tokens the policy could not have drawn, NumPy bool [T]."""
+        return [[as_array(values) == -math.inf for values in row] for row in self.token_logqs]
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a JSON file and, beside it, the tensors, without graphs; see `steerlab.sequences.storage`."""
+        return storage().save_logprobs(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "LogprobResults":
+        """Reads what `save` wrote.
+
+        Raises:
+            DataError: if there is no such file, or it is damaged.
+        """
+        return storage().load_logprobs(path)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per token: prompt_index, sample_index, step, log_prob, surprisal, log_q, rb_entropy (NaN if none)."""
+        import pandas as pd
+
+        parts = []
+        for b, row in enumerate(self.logprobs):
+            for g, values in enumerate(row):
+                n = len(values)
+                entropy = self.rb_entropies[b][g] if len(self.rb_entropies[b][g]) == n else np.full(n, np.nan)
+                columns = {"log_prob": as_array(values), "surprisal": self.entropies[b][g]}
+                columns |= {"log_q": as_array(self.token_logqs[b][g]), "rb_entropy": entropy}
+                parts.append(pd.DataFrame({"prompt_index": b, "sample_index": g, "step": np.arange(n), **columns}))
+        return pd.concat(parts, ignore_index=True)
+
+
+FEATURE_NAMES = ("rb_entropy", "top1_prob", "margin", "head_mass", "two_point_entropy", "logit_var", "progress")
+"""The columns of `baseline_feats_torch`, in order.
+
+Entropy of q; largest q; top-1 minus top-2 logit; mass of the nucleus under softmax(logits / T); entropy of that mass
+against the rest; variance of logits / T under q; and step j / max_new_tokens. (j over the response's final length would
+tell of the future, which a baseline must not know.) All are functions of the prefix alone, not of the token drawn next.
+"""
+
+
+def storage() -> Any:
+    """The module that reads and writes these types; it knows them, so they look it up late."""
+    return importlib.import_module("steerlab.sequences.storage")
+
+
+def as_array(values: Tensor) -> np.ndarray:
+    """A tensor's values as a NumPy array."""
+    return values.detach().cpu().numpy()

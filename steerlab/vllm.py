@@ -1,0 +1,9 @@
+"""Steering inside vLLM: what users call, under one short name.
+
+Examples:
+    >>> from steerlab.vllm import RepControl, VLLMEngine  # doctest: +SKIP
+"""
+
+from steerlab.engines.vllm import RepControl, VLLMEngine
+
+__all__ = ["RepControl", "VLLMEngine"]

@@ -1,0 +1,65 @@
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from steerlab.sequences import BatchedSequences, SequenceProcessor
+from tests.sequences.helpers import CharTokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_llama_path):
+    return AutoTokenizer.from_pretrained(tiny_llama_path)
+
+
+@pytest.fixture
+def make_model(tiny_llama_path):
+    """A fresh tiny Llama in a dtype."""
+
+    def make(dtype=torch.float32):
+        return AutoModelForCausalLM.from_pretrained(tiny_llama_path, dtype=dtype).eval()
+
+    return make
+
+
+@pytest.fixture
+def make_processor(make_model, tokenizer):
+    """A processor on a fresh tiny Llama; keywords are generation settings, `precision` is the precision section."""
+
+    def make(dtype=torch.float32, precision=None, model=None, **generation):
+        config = {"generation": {"max_new_tokens": 12, **generation}, "precision": precision or {}}
+        return SequenceProcessor(make_model(dtype) if model is None else model, tokenizer, config=config)
+
+    return make
+
+
+@pytest.fixture
+def sequences():
+    """Two prompts of unequal length, three responses each of unequal length, one of them empty."""
+    generator = torch.Generator().manual_seed(3)
+
+    def ids(n):
+        return torch.randint(5, 200, (n,), generator=generator).tolist()
+
+    return BatchedSequences.from_ids([ids(4), ids(9)], [[ids(7), ids(1), ids(12)], [ids(5), [], ids(3)]])
+
+
+@pytest.fixture
+def three_tokens():
+    """A float64 model of three tokens whose logits depend on the whole prefix; 2 ends a text."""
+    # not a Llama: its norms compute in float32 whatever the weights
+    config = GPT2Config(
+        vocab_size=3,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        n_positions=16,
+        initializer_range=0.6,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config).double().eval()
+    return model, CharTokenizer()

@@ -1,0 +1,71 @@
+import importlib.util
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import steerlab as sl
+from tests.tiny_models import build_tiny_llama
+
+WIDTH = 128
+
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None,
+    reason="vLLM is not installed; `make setup` installs it where that is possible",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that start an engine need vLLM."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(needs_vllm)
+
+
+@contextmanager
+def started(path, *, in_process=True, **arguments):
+    """A small engine in float32; in this process it starts in a quarter of the time."""
+    from steerlab.engines.vllm import VLLMEngine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        if in_process:  # threads that wait for each other cost more than they save on models this small
+            patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            torch.set_num_threads(1)
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
+        patch.setenv("VLLM_NO_USAGE_STATS", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        options = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 8}
+        with VLLMEngine(path, **{**options, **arguments}) as engine:
+            yield engine
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Starts an engine, as a context."""
+    return started
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory):
+    """A tiny Llama with the smallest heads that vLLM's CPU attention takes."""
+    directory = tmp_path_factory.mktemp("vllm") / "llama"
+    return build_tiny_llama(directory, context=512, hidden_size=WIDTH, intermediate_size=256)
+
+
+@pytest.fixture(scope="session")
+def lens(tiny_path):
+    """The same model on TransformerLens."""
+    with sl.load(tiny_path, device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def vector():
+    """Random vectors by layer and seed."""
+
+    def make(layer, seed=0, site="resid_post"):
+        values = torch.randn(WIDTH, generator=torch.Generator().manual_seed(100 * layer + seed))
+        return sl.SteeringVector.from_tensor(values, layer=layer, site=site)
+
+    return make

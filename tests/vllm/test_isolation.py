@@ -1,0 +1,158 @@
+"""What steered requests leave in the prefix cache, and what others find there."""
+
+import numpy as np
+import pytest
+
+import steerlab as sl
+from steerlab.engines.vllm import engine as engine_module
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+GREEDY = sl.SamplingPolicy.greedy()
+BLOCK = 32
+PROMPT = [5 + (7 * i) % 300 for i in range(4 * BLOCK + 3)]
+OTHER = [9 + (11 * i) % 300 for i in range(3 * BLOCK + 1)]
+
+
+@pytest.fixture(scope="module")
+def engine(start, tiny_path):
+    """Room for eight requests, and blocks for about four long ones: the others are preempted."""
+    with start(tiny_path, layers=[1, 2], num_gpu_blocks_override=26, max_num_batched_tokens=96) as engine:
+        yield engine
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The outcomes of every call, in order."""
+    found = []
+    original = engine_module.carry_out
+
+    def recording(*args):
+        found.append(original(*args))
+        return found[-1]
+
+    monkeypatch.setattr(engine_module, "carry_out", recording)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plans(vector):
+    w = sl.where
+    return {
+        "plain": None,
+        "all": sl.Plan(sl.add(vector(1), coef=2.0, where=w.all())),
+        "stronger": sl.Plan(sl.add(vector(1), coef=4.0, where=w.all())),
+        "other vector": sl.Plan(sl.add(vector(1, 1), coef=2.0, where=w.all())),
+        "other layer": sl.Plan(sl.add(vector(2), coef=2.0, where=w.all())),
+        "default": sl.Plan(sl.add(vector(1), coef=4.0)),
+        "generated": sl.Plan(sl.add(vector(1), coef=4.0, where=w.generated())),
+        "middle": sl.Plan(sl.ablate(vector(1), where=w.index(40, -3))),
+    }
+
+
+def run(engine, prompt, plan, **options):
+    (row,) = engine.generate([prompt], plan=plan, policy=GREEDY, **{"max_new_tokens": 12, **options})
+    return row
+
+
+def fresh(engine, prompt, plan, **options):
+    """What an engine says that has seen nothing yet."""
+    engine.llm.reset_prefix_cache()
+    return run(engine, prompt, plan, **options)
+
+
+def assert_equal(ours, theirs):
+    assert ours.token_ids == theirs.token_ids
+    assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=1e-4)
+
+
+def test_no_order_of_plans_changes_any_answer(engine, plans):
+    clean = {name: fresh(engine, PROMPT, plan) for name, plan in plans.items()}
+    assert len({tuple(row.token_log_probs) for row in clean.values()}) == len(plans)
+    for first, one in plans.items():
+        engine.llm.reset_prefix_cache()
+        run(engine, PROMPT, one)
+        for second, other in plans.items():
+            assert_equal(run(engine, PROMPT, other), clean[second])
+        assert_equal(run(engine, PROMPT, one), clean[first])
+
+
+def test_a_random_mixture_answers_as_clean_engines_do(engine, plans):
+    rng = np.random.default_rng(0)
+    prompts = [PROMPT[:-1], PROMPT, OTHER, PROMPT[: 2 * BLOCK], OTHER[:BLOCK]]
+    names = list(plans)
+    clean = {(p, n): fresh(engine, prompts[p], plans[n]) for p in range(len(prompts)) for n in names}
+    engine.llm.reset_prefix_cache()
+    drawn = [(int(rng.integers(len(prompts))), names[rng.integers(len(names))]) for _ in range(120)]
+    for start in range(0, len(drawn), 24):
+        batch = drawn[start : start + 24]
+        rows = engine.generate(
+            [prompts[p] for p, _ in batch], plan=[plans[n] for _, n in batch], policy=GREEDY, max_new_tokens=12
+        )
+        for key, row in zip(batch, rows, strict=True):
+            assert_equal(row, clean[key])
+
+
+def test_a_continued_prompt_is_not_read_as_generated(engine, vector, seen):
+    """The same tokens under the same plan, once as prompt and once generated, are edited at other positions."""
+    plan = sl.Plan(sl.add(vector(1), coef=4.0, where=sl.where.index(-4) | sl.where.generated()))
+    prompt = [*PROMPT, 11, 12, 13]  # both calls edit something in the block from 128 to 159, and nothing before it
+    row = fresh(engine, prompt, plan, max_new_tokens=2 * BLOCK)
+    longer = [*prompt, *row.token_ids[:29]]
+    warm = run(engine, longer, plan)
+    assert seen[-1][0].output.num_cached_tokens == 4 * BLOCK
+    assert_equal(warm, fresh(engine, longer, plan))
+
+
+def test_generated_only_plans_share_the_prompt_with_everybody(engine, plans, seen):
+    engine.llm.reset_prefix_cache()
+    run(engine, PROMPT, None)
+    run(engine, PROMPT, plans["generated"])
+    run(engine, PROMPT, plans["default"])
+    run(engine, PROMPT, plans["middle"])
+    run(engine, PROMPT, plans["all"])
+    cached = [outcome.output.num_cached_tokens for (outcome,) in seen]
+    assert cached == [0, 4 * BLOCK, 4 * BLOCK, BLOCK, 0]
+
+
+def test_a_plan_finds_its_own_blocks_and_lists_them(engine, plans, seen):
+    first = fresh(engine, PROMPT, plans["all"])
+    assert engine.inherited[0].positions == ((),)
+    again = run(engine, PROMPT, plans["all"])
+    assert_equal(again, first)
+    assert seen[-1][0].output.num_cached_tokens == 4 * BLOCK
+    assert engine.inherited[0].positions == (tuple(range(4 * BLOCK)),)
+    (receipt,) = engine.receipts
+    assert receipt.edits[0].edited == receipt.edits[0].expected == len(PROMPT) + len(again.token_ids) - 1
+
+
+def test_equal_plans_made_apart_share_blocks(engine, plans, vector, seen):
+    fresh(engine, PROMPT, plans["all"])
+    twin = sl.Plan(sl.add(vector(1), coef=2.0, where=sl.where.all()))
+    run(engine, PROMPT, twin)
+    assert seen[-1][0].output.num_cached_tokens == 4 * BLOCK
+
+
+def test_a_salt_keeps_calls_apart(engine, plans, seen):
+    fresh(engine, PROMPT, plans["all"])
+    run(engine, PROMPT, plans["all"], cache_salt="mine")
+    run(engine, PROMPT, plans["all"], cache_salt="mine")
+    assert [outcome.output.num_cached_tokens for (outcome,) in seen] == [0, 0, 4 * BLOCK]
+
+
+def test_preempted_requests_are_edited_as_if_they_had_not_been(engine, plans, seen):
+    prompts = [[token + k for token in OTHER[: len(OTHER) - 3 * k]] for k in range(8)]
+    chosen = [plans["all"], None, plans["default"], plans["generated"]] * 2
+    options = {"policy": sl.SamplingPolicy(temperature=1.0), "seed": list(range(8)), "max_new_tokens": 120}
+    alone = []
+    for index in range(8):
+        engine.llm.reset_prefix_cache()
+        one = {**options, "seed": [index]}
+        alone += engine.generate([prompts[index]], plan=chosen[index], **one)
+    engine.llm.reset_prefix_cache()
+    seen.clear()
+    together = engine.generate(prompts, plan=chosen, **options)
+    assert any(len(outcome.ran) > 1 for outcome in seen[-1])  # somebody was preempted
+    assert len(engine.receipts) == 8
+    for ours, theirs in zip(together, alone, strict=True):
+        assert_equal(ours, theirs)

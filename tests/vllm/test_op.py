@@ -1,0 +1,235 @@
+"""The operator against the reference implementation of steering, and the GPU kernel against the operator."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import steerlab as sl
+from steerlab.core.errors import PlanError
+from steerlab.engines.vllm.compiled_plan import compile_plan
+from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.op_torch import edit_rows
+from steerlab.engines.vllm.specs import runs_of
+from steerlab.engines.vllm.tables import Tables
+from steerlab.steering.positions import RowPositions
+from steerlab.steering.run import PlanRun
+
+WIDTH, LENGTH, PROMPT = 6, 9, 4
+CONFIG = SteeringConfig((1, 2), max_directions=3, max_runs=4, capture_tokens=16)
+w = sl.where
+WHERES = [w.all(), w.prompt(), w.last_prompt(), w.generated(), w.generated(1, 3), w.index(0, -1), ~w.index(2)]
+
+
+def vector(seed, layer=1, site="resid_post"):
+    values = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed))
+    return sl.SteeringVector.from_tensor(values, layer=layer, site=site)
+
+
+edits = st.builds(
+    lambda kind, seed, where, coef, scale: {
+        "add": lambda: sl.add(vector(seed), coef=coef, where=where),
+        "ablate": lambda: sl.ablate(vector(seed), where=where),
+        "clamp": lambda: sl.clamp(vector(seed), -abs(coef), abs(coef), where=where),
+        "above": lambda: sl.clamp(vector(seed), lo=coef, where=where),
+    }[kind]().scaled(scale),
+    st.sampled_from(["add", "ablate", "clamp", "above"]),
+    st.integers(0, 5),
+    st.sampled_from(WHERES),
+    st.floats(-3, 3),
+    st.sampled_from([0.0, 0.5, 1.0, -2.0]),
+)
+
+
+def tables_for(plan, dtype=torch.float32):
+    """Buffers in which slot 1 holds the plan, for the layer 1."""
+    tables = Tables.make(
+        CONFIG, n_layers=2, n_slots=3, n_tokens=12, d_model=WIDTH, dtype=dtype, device=torch.device("cpu")
+    )
+    compiled = compile_plan(plan, CONFIG)
+    rows = RowPositions.of_rows([LENGTH], [PROMPT])
+    for edit in range(len(plan)):
+        place = (CONFIG.layers.index(compiled.layers[edit]), 1, compiled.places[edit])
+        tables.units[place] = torch.from_numpy(compiled.units[edit])
+        tables.params[place] = torch.from_numpy(compiled.params[edit])
+        mask = compiled.wheres[compiled.groups[edit]].resolve(rows)[0].tolist()
+        for run, bounds in enumerate(runs_of(mask)):
+            tables.runs[(*place, run)] = torch.tensor(bounds)
+        tables.counts[place[:2]] += 1
+    tables.tokens[:LENGTH, 0] = 1
+    tables.tokens[:LENGTH, 1] = torch.arange(LENGTH)
+    return tables
+
+
+def layer_of(layer):
+    return (layer.tokens, layer.counts, layer.runs, layer.units, layer.params, layer.tallies, layer.readings)
+
+
+def reference(plan, h):
+    run = PlanRun(plan, 1)
+    run.begin(RowPositions.of_rows([LENGTH], [PROMPT]))
+    edited = run.edit(plan.edits[0].hook_point, h[None])[0]
+    return edited, *run.counts()
+
+
+@settings(max_examples=60)
+@given(st.lists(edits, min_size=1, max_size=3), st.integers(0, 3), st.booleans())
+def test_the_operator_equals_the_reference(made, seed, has_residual):
+    plan = sl.Plan(*made)
+    h = torch.randn(LENGTH, WIDTH, generator=torch.Generator().manual_seed(seed))
+    residual = torch.randn(LENGTH, WIDTH, generator=torch.Generator().manual_seed(seed + 9)) if has_residual else None
+    stream = h if residual is None else h + residual
+    expected, edited, changes = reference(plan, stream)
+    tables = tables_for(plan)
+    hidden = h.clone()
+    edit_rows(hidden, residual, *layer_of(tables.of_layer(0)))
+    found = hidden if residual is None else hidden + residual
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    places = compile_plan(plan, CONFIG).places
+    tallies = tables.tallies[0, 1, list(places)]
+    assert tallies[:, 0].tolist() == edited[:, 0].tolist()
+    torch.testing.assert_close(tallies[:, 1], changes[:, 0], atol=1e-3, rtol=1e-3)
+
+
+def test_edits_of_strength_zero_leave_every_bit(unchecked_types):
+    plan = sl.Plan(sl.add(vector(0), coef=2.0, where=w.all()), sl.ablate(vector(1), where=w.all())).scaled(0.0)
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden, residual = torch.randn(LENGTH, WIDTH).to(dtype), torch.randn(LENGTH, WIDTH).to(dtype)
+        before = hidden.clone()
+        edit_rows(hidden, residual, *layer_of(tables_for(plan, dtype).of_layer(0)))
+        assert torch.equal(hidden, before)
+        assert hidden.dtype == dtype
+
+
+def test_other_tokens_are_not_touched_and_wanted_ones_are_read():
+    plan = sl.Plan(sl.add(vector(0), coef=2.0, where=w.all()))
+    tables = tables_for(plan)
+    tables.tokens[3:, 0] = -1
+    tables.tokens[[1, 7], 2] = torch.tensor([4, 2], dtype=torch.int32)
+    hidden, residual = torch.randn(LENGTH, WIDTH), torch.randn(LENGTH, WIDTH)
+    before = hidden.clone()
+    edit_rows(hidden, residual, *layer_of(tables.of_layer(0)))
+    assert torch.equal(hidden[3:], before[3:])
+    torch.testing.assert_close(hidden[:3], before[:3] + 2 * vector(0).values)
+    torch.testing.assert_close(tables.readings[0, [4, 2]], (hidden + residual)[[1, 7]])
+    assert not tables.readings[0, [0, 1, 3]].any()
+
+
+def test_the_registered_operator_calls_it_and_compiles():
+    import steerlab.engines.vllm.op  # noqa: F401  registers the operator
+
+    plan = sl.Plan(sl.add(vector(0), coef=2.0, where=w.all()))
+    layer = tables_for(plan).of_layer(0)
+
+    def block(x):
+        hidden = x * 2
+        torch.ops.steerlab.edit(hidden, None, *layer_of(layer))
+        return hidden + 1
+
+    x = torch.randn(LENGTH, WIDTH)
+    expected = x * 2 + 2 * vector(0).values + 1
+    torch.testing.assert_close(block(x), expected)
+    torch.testing.assert_close(torch.compile(block, backend="aot_eager", fullgraph=True)(x), expected)
+
+
+def test_the_gpu_kernel_equals_the_operator():
+    """In Triton's interpreter, which has to be chosen before Triton is imported."""
+    pytest.importorskip("triton", reason="Triton comes with torch on Linux only")
+    done = subprocess.run([sys.executable, "-c", _KERNEL], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "equal"
+
+
+_KERNEL = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.op_torch import edit_rows
+from steerlab.engines.vllm.op_triton import launch
+from steerlab.engines.vllm.tables import Tables
+
+torch.manual_seed(0)
+inf = float("inf")
+for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
+    for has_residual in (True, False):
+        made = []
+        config = SteeringConfig((0,), 3, 2, 4)
+        table = Tables.make(config, n_layers=1, n_slots=3, n_tokens=8, d_model=20, dtype=dtype,
+                            device=torch.device("cpu")).of_layer(0)
+        table.tokens[:6] = torch.tensor([[0, 0, -1], [0, 1, 2], [1, 5, 0], [-1, 0, 1], [2, 7, -1], [-1, 3, -1]])
+        table.counts[:] = torch.tensor([2, 3, 0])
+        table.runs[0, 0, 0] = torch.tensor([0, 1])
+        table.runs[0, 1] = torch.tensor([[0, 1], [1, 3]])
+        table.runs[1, :, 0] = torch.tensor([5, 6])
+        units = torch.randn(3, 3, 20)
+        table.units[:] = units / units.norm(dim=-1, keepdim=True)
+        table.params[:] = torch.tensor([[2.0, 0, -inf, inf, 1], [0, 1, 0, 0, 0.5], [0, 1, -0.1, 0.2, 2.0]])
+        hidden = torch.randn(7, 20).to(dtype)
+        residual = torch.randn(7, 20).to(dtype) if has_residual else None
+        for run in (edit_rows, launch):
+            mine = hidden.clone()
+            own = [t.clone() for t in (table.tokens, table.counts, table.runs, table.units, table.params,
+                                       table.tallies, table.readings)]
+            run(mine, residual, *own)
+            made.append((mine, own[-2], own[-1]))
+        assert (made[0][0] - hidden).abs().sum() > 1
+        assert made[0][1][..., 0].sum() == 6
+        for one, other in zip(*made):
+            torch.testing.assert_close(one, other, atol=bound, rtol=bound)
+print("equal")
+"""
+
+
+# --- compiling plans ----------------------------------------------------------------------------------------------
+
+
+def test_edits_of_one_layer_keep_their_order_and_the_next_layers_input_comes_last():
+    plan = sl.Plan(
+        sl.add(vector(0, 2, "resid_pre"), coef=1.0), sl.add(vector(1, 1), coef=1.0), sl.add(vector(2, 1), coef=1.0)
+    )
+    compiled = compile_plan(plan, CONFIG)
+    assert compiled.layers == (1, 1, 1)
+    assert compiled.places == (2, 0, 1)
+    assert compiled.groups == (0, 0, 0)
+
+
+def test_identity_is_by_content():
+    one = compile_plan(sl.Plan(sl.add(vector(0), coef=1.0)), CONFIG)
+    same = compile_plan(sl.Plan(sl.add(vector(0), coef=1.0)), CONFIG)
+    assert one.fingerprint == same.fingerprint
+    others = [
+        sl.Plan(sl.add(vector(1), coef=1.0)),
+        sl.Plan(sl.add(vector(0), coef=2.0)),
+        sl.Plan(sl.add(vector(0), coef=1.0)).scaled(0.5),
+        sl.Plan(sl.add(vector(0, 2), coef=1.0)),
+        sl.Plan(sl.ablate(vector(0))),
+    ]
+    prints = {compile_plan(plan, CONFIG).fingerprint for plan in others}
+    assert len(prints) == len(others)
+    assert one.fingerprint not in prints
+
+
+def test_what_is_not_wired_is_refused_by_name():
+    cases = [
+        (sl.Plan(sl.add(vector(0, 3), coef=1.0)), r"layers=\[1, 2, 3\]"),
+        (sl.Plan(sl.add(vector(0, 0, "resid_pre"), coef=1.0)), "between layers"),
+        (sl.Plan(sl.add(vector(0, 1, "mlp_out"), coef=1.0)), "mlp_out"),
+        (sl.Plan(*(sl.add(vector(s), coef=1.0) for s in range(4))), "max_directions=4"),
+        (sl.Plan(sl.add(vector(0), coef=1.0, norm="keep")), "norm='keep'"),
+    ]
+    for plan, words in cases:
+        with pytest.raises(PlanError, match=words):
+            compile_plan(plan, CONFIG)
+
+
+def test_parameters_are_the_plans_formula():
+    plan = sl.Plan(sl.add(vector(0), coef=2.0), sl.clamp(vector(0), -1.0, None)).scaled(3.0)
+    params = compile_plan(plan, CONFIG).params
+    length = float(vector(0).values.norm())
+    np.testing.assert_allclose(params[0], [2 * length, 0, -np.inf, np.inf, 3], rtol=1e-6)
+    np.testing.assert_allclose(params[1], [0, 1, -1, np.inf, 3])

@@ -1,0 +1,87 @@
+"""Engines whose workers are processes of their own: tensor parallelism, a clean end, and a worker that dies."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+import steerlab as sl
+from steerlab.engines.vllm.processes import descendants, end
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+GREEDY = sl.SamplingPolicy.greedy()
+PROMPTS = ["Where did you put the keys?", "She opened the window, because the room was warm", "Two plus two"]
+
+
+@pytest.fixture(scope="module")
+def plans(vector):
+    return [
+        sl.Plan(sl.add(vector(1), coef=2.0), sl.ablate(vector(2), where=sl.where.all())),
+        None,
+        sl.Plan(sl.clamp(vector(1), -0.5, 0.5, where=sl.where.all())),
+    ]
+
+
+def measured(engine, plans):
+    rows = engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=12)
+    read = engine.capture(PROMPTS, layers=[1, 2], plan=plans[0])
+    return rows, list(engine.receipts), read
+
+
+@pytest.fixture(scope="module")
+def alone(start, tiny_path, plans):
+    """What one rank says."""
+    with start(tiny_path, layers=[1, 2]) as engine:
+        return measured(engine, plans)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # vLLM leaves a socket of a dead engine
+def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_path, plans, alone, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    before = set(descendants())
+    with start(tiny_path, in_process=False, layers=[1, 2], tensor_parallel_size=2) as engine:
+        mine = [process for process in descendants() if process not in before]
+        rows, receipts, read = measured(engine, plans)
+        for a, b in zip(rows, alone[0], strict=True):
+            assert a.token_ids == b.token_ids
+            assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-5)
+        assert [r.edited for r in receipts] == [r.edited for r in alone[1]]
+        torch.testing.assert_close(read[2], alone[2][2], atol=1e-3, rtol=1e-4)
+        worker = next(process for process in mine if "Worker" in process.name())
+        threading.Thread(target=_kill_soon, args=(worker,)).start()
+        with pytest.raises(sl.SteerlabError, match="worker processes failed or was killed"):
+            _generate_for_ever(engine, plans)
+    assert not [process for process in mine if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def _generate_for_ever(engine, plans):
+    while True:
+        engine.generate(PROMPTS * 4, plan=plans * 4, max_new_tokens=64)
+
+
+def _kill_soon(process):
+    time.sleep(1.0)
+    process.send_signal(signal.SIGKILL)
+
+
+def test_processes_that_hang_are_ended():
+    """Two of our own: one that ends when told to, one that must be made to."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        for code in ("import time; print(flush=True); time.sleep(60)", deaf)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+    end([psutil.Process(process.pid) for process in started], grace=0.5)
+    assert not any(psutil.pid_exists(process.pid) for process in started)
+    for process in started:
+        process.wait(timeout=5)

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steerlab.core.errors import InputError, PolicyError
+from steerlab.core.policy import SamplingPolicy
+from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.packets import pack, unpack
+from steerlab.engines.vllm.sampling import check_policy, request_seed, token_log_qs
+from steerlab.engines.vllm.specs import RequestSpec, clip, merged, positions_in, runs_of, size
+
+masks = st.lists(st.booleans(), max_size=40)
+runs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)).map(lambda r: (r[0], r[0] + r[1])), max_size=6)
+
+
+@given(masks)
+def test_runs_hold_the_positions_of_a_mask(mask):
+    found = runs_of(mask)
+    assert positions_in(found) == [i for i, chosen in enumerate(mask) if chosen]
+    assert size(found) == sum(mask)
+    assert all(a[1] < b[0] for a, b in zip(found, found[1:], strict=False))  # noqa: RUF007
+
+
+@given(masks, st.integers(0, 40), st.integers(0, 40))
+def test_clipping_keeps_what_is_inside(mask, start, stop):
+    inside = [i for i in positions_in(runs_of(mask)) if start <= i < stop]
+    assert positions_in(clip(runs_of(mask), start, stop)) == inside
+
+
+@given(runs)
+def test_merging_keeps_every_position_once(found):
+    assert positions_in(merged(found)) == sorted({p for first, last in found for p in range(first, last)})
+
+
+class Params:
+    """Stands for vLLM's sampling parameters: only `extra_args` is looked at."""
+
+    def __init__(self, extra_args):
+        self.extra_args = extra_args
+
+
+def test_a_spec_survives_the_way_to_the_workers():
+    spec = RequestSpec("7", "abc", (((0, 3), (5, 6)), ()), ((1, 2),))
+    assert RequestSpec.of(Params(spec.to_args())) == spec
+    assert RequestSpec.of(Params(None)) is None
+    assert RequestSpec.of(Params({"other": 1})) is None
+    assert RequestSpec.of(None) is None
+
+
+def test_a_block_is_named_by_the_edits_inside_it():
+    spec = RequestSpec("7", "abc", (((40, 50),), ((60, 70),)))
+    assert spec.key_between(0, 32) is None
+    assert spec.key_between(32, 64) == RequestSpec("8", "abc", (((40, 50),), ((60, 64),))).key_between(32, 64)
+    assert spec.key_between(32, 64) != RequestSpec("8", "abd", (((40, 50),), ((60, 70),))).key_between(32, 64)
+    assert spec.key_between(32, 64) != RequestSpec("8", "abc", (((40, 51),), ((60, 70),))).key_between(32, 64)
+    assert spec.key_between(32, 64) != RequestSpec("8", "abc", (((60, 70),), ((40, 50),))).key_between(32, 64)
+
+
+def test_packets_carry_headers_and_arrays():
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([], dtype=np.int64)}
+    header, found = unpack(pack({"x": [1, "y"]}, arrays))
+    assert header == {"x": [1, "y"]}
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+    assert unpack(pack(None)) == (None, {})
+
+
+def test_a_configuration_is_checked_and_sorted():
+    assert SteeringConfig((3, 1)).layers == (1, 3)
+    for wrong in ({"max_directions": 0}, {"max_runs": True}, {"capture_tokens": -1}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            SteeringConfig((1,), **wrong)
+
+
+def test_log_q_where_the_raw_log_probs_determine_it():
+    assert token_log_qs(SamplingPolicy.greedy(), [-1.0, -2.0]) == [0.0, 0.0]
+    assert token_log_qs(SamplingPolicy(), [-1.0]) == [-1.0]
+    for policy in (SamplingPolicy(temperature=0.7), SamplingPolicy(top_k=3), SamplingPolicy(repetition_penalty=1.2)):
+        assert np.isnan(token_log_qs(policy, [-1.0])).all()
+
+
+def test_min_p_alone_is_sampled_exactly_and_greedy_ignores_filters():
+    check_policy(SamplingPolicy(min_p=0.1))
+    check_policy(SamplingPolicy(temperature=0.0, min_p=0.1, top_k=4))
+    with pytest.raises(PolicyError):
+        check_policy(SamplingPolicy(min_p=0.1, top_p=0.9))
+
+
+def test_request_seeds_fit_vllm_and_depend_on_the_whole_key():
+    seeds = {request_seed((s, p, n)) for s in range(4) for p in range(4) for n in range(4)}
+    assert len(seeds) == 64
+    assert all(0 <= seed < 2**63 for seed in seeds)
