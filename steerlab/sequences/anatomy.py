@@ -83,6 +83,18 @@ class Anatomy:
         """The longest sequence; None if the model states none."""
         return getattr(self.config, "max_position_embeddings", None)
 
+    def check_head(self) -> None:
+        """Nothing, if the model still has the head that was found.
+
+        Raises:
+            InputError: if another one has taken its place, e.g. after `resize_token_embeddings`.
+        """
+        if self.causal.get_output_embeddings() is not self.head:
+            raise InputError(
+                f"The head of {_name(self.causal)} was replaced after this SequenceProcessor was made (new tokens, an "
+                "adapter); make a new one."
+            )
+
     def layers(self) -> list[nn.Module]:
         """The decoder's layers, in order.
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -229,7 +230,7 @@ class DistributionDiagnostics:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.policy = SamplingPolicy(temperature=temperature, top_p=top_p)
-        self.eos_ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id or ())
+        self.eos_ids = [int(eos_token_id)] if isinstance(eos_token_id, int | Integral) else list(eos_token_id or ())
         self.early_steps, self.dtype = early_steps, dtype
 
     def compute_from_logits(
@@ -242,13 +243,17 @@ class DistributionDiagnostics:
             realized_tokens: the tokens.
 
         Raises:
-            InputError: if the shapes do not fit.
+            InputError: if the shapes do not fit, or a token is none of the V.
         """
         if gen_logits.dim() != 2 or gen_logits.shape[:1] != realized_tokens.shape:
             raise InputError(
                 f"gen_logits is [T, V] and realized_tokens [T], got {tuple(gen_logits.shape)} and "
                 f"{tuple(realized_tokens.shape)}."
             )
+        named = [*self.eos_ids, *realized_tokens.tolist()]
+        wrong = [token for token in named if not 0 <= token < gen_logits.shape[1]]
+        if wrong:
+            raise InputError(f"Token {wrong[0]} is not among the {gen_logits.shape[1]} that gen_logits has values for.")
         eos = torch.tensor(self.eos_ids, dtype=torch.long, device=gen_logits.device)
         found = [
             policy_steps(rows, tokens, self.policy, dtype=self.dtype, with_shape=True, eos_ids=eos)

@@ -109,7 +109,7 @@ def entropy_gradient(
     sequences: BatchedSequences,
     *,
     names: Sequence[str] | None = None,
-    baseline: bool = True,
+    baseline: bool | None = None,
     weights: Sequence[float] | None = None,
     tf_batch_size: int | None = None,
     plan: PlanArgument = None,
@@ -123,7 +123,8 @@ def entropy_gradient(
         processor: the processor.
         sequences: independent draws.
         names: parameters to differentiate by; None means all that require gradients.
-        baseline: subtract the baseline.
+        baseline: subtract the baseline; None does so unless there are weights. It needs independent draws: among
+            enumerated sequences those that share a prefix would get different b_k, and the estimate would be biased.
         weights: of each sequence, in order b·G + g, in place of 1/N; e.g. their exact probabilities when all sequences
             of a tiny model are enumerated.
         tf_batch_size: rows per backward pass; None takes the configuration's.
@@ -138,6 +139,7 @@ def entropy_gradient(
         sequences, compute_rb=True, return_baseline_features=True, tf_batch_size=tf_batch_size, plan=plan
     )
     _check_drawn(scored)
+    baseline = weights is None if baseline is None else baseline
     later = {place: _later_sums(scored.rb_entropies[place[0]][place[1]]) for place in places}
     expected, r2 = _baselines(scored, later) if baseline else (None, math.nan)
     credit = later if expected is None else {place: later[place] - expected[place] for place in places}

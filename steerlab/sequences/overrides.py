@@ -87,13 +87,16 @@ class Overrides:
         every = dict(self.root.named_parameters(remove_duplicate=False))
         first = {id(parameter): name for name, parameter in self.root.named_parameters()}
         found: dict[str, Tensor] = {}
+        given: dict[str, str] = {}
         for name, value in named.items():
             plain = _plain(name, every)
             _check_shape(name, value, every.get(plain), every)
             canonical = first[id(every[plain])]
             if canonical in found and found[canonical] is not value and not torch.equal(found[canonical], value):
-                raise InputError(f"{name!r} and {canonical!r} are one tied weight; pass it under one name.")
-            found[canonical] = value
+                raise InputError(
+                    f"{name!r} and {given[canonical]!r} are one weight, but have two values; pass it under one name."
+                )
+            found[canonical], given[canonical] = value, name
         return found
 
     def _widened(self, parameter: Tensor) -> Tensor:

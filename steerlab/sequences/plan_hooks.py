@@ -53,7 +53,7 @@ class PlanDesk:
     _layers: list[nn.Module] | None = None
     _median_norms: dict[HookPoint, float] = field(default_factory=dict)
     _info: ModelInfo | None = None
-    _versions: int = -1
+    _fingerprint: tuple[Any, ...] = ()
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -87,12 +87,12 @@ class PlanDesk:
                         f"{' and '.join(SITES)}. Use sl.load for other sites."
                     )
         self.layers  # noqa: B018  found and checked before anything runs
+        self._forget_if_trained()
         return assign_plans(plan, n_prompts, self.info, self.median_norm)
 
     @property
     def info(self) -> ModelInfo:
-        """What the model is; described anew after its weights have changed."""
-        self._forget_if_trained()
+        """What the model is, as of the last call with a plan."""
         if self._info is None:
             weight = self.parts.head.weight
             self._info = ModelInfo(
@@ -110,16 +110,18 @@ class PlanDesk:
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream on the shipped reference text without its windows' first tokens: a dose's unit."""
-        self._forget_if_trained()
         point = HookPoint(layer, site)
         if point not in self._median_norms:
             self._measure_norms(site)
         return self._median_norms[point]
 
+    @torch.no_grad()
     def _forget_if_trained(self) -> None:
-        versions = sum(parameter._version for parameter in self.parts.root.parameters())
-        if versions != self._versions:
-            self._versions, self._info = versions, None
+        # sums too: version counters miss what is written through `.data`
+        parameters = list(self.parts.root.parameters())
+        fingerprint = tuple((p._version, p.dtype, float(p.sum(dtype=torch.float32))) for p in parameters)
+        if fingerprint != self._fingerprint:
+            self._fingerprint, self._info = fingerprint, None
             self._median_norms.clear()
 
     def _measure_norms(self, site: str) -> None:

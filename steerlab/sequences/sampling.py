@@ -70,6 +70,7 @@ class Sampler:
 
     def run(self, prompts: Any, drawing: Drawing, engine: Engine | None) -> tuple[BatchedSequences, list[Receipt]]:
         """Draws every response; receipts are in order of rows."""
+        self.parts.check_head()
         given = as_prompts(prompts)
         check_seed(drawing.seed, len(given))
         encoded = encode_prompts(self.parts, self.tokenizer, given, self.config.max_new_tokens, drawing.chat)

@@ -68,6 +68,7 @@ class Scorer:
 
     def run(self, sequences: BatchedSequences, request: ScoringRequest) -> tuple[Assembly, list[Receipt]]:
         """Scores every response; receipts are in order of rows."""
+        self.parts.check_head()
         assigned = self.desk.assign(request.plan, sequences.n_prompts)
         rows = forced_rows(sequences, self.parts)
         assembly = Assembly(sequences, self.config, request.with_grad)

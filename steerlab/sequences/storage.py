@@ -6,6 +6,7 @@ them. A reader sees the old pair or the new one, and notices a damaged file. Gra
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
@@ -116,11 +117,18 @@ def _write(path: str | Path, kind: str, data: dict[str, Any], tensors: dict[str,
     path = _json_path(path)
     payload = save({name: values.detach().cpu().contiguous() for name, values in tensors.items()})
     tensor_file = path.with_name(f"{path.stem}-{bytes_hash(payload)}.safetensors")
-    text = json.dumps({"format": _FORMAT, "kind": kind, "tensors": tensor_file.name, "data": data}, ensure_ascii=False)
+    content = {"format": _FORMAT, "kind": kind, "tensors": tensor_file.name, "data": data}
+    try:
+        text = json.dumps(content, ensure_ascii=False)
+    except TypeError as error:
+        raise DataError(
+            f"{kind} cannot be saved as JSON: {error}. Make prompts and examples of plain values."
+        ) from error
     write_atomic(tensor_file, payload)
     write_atomic(path, text + "\n")
-    for stale in path.parent.glob(f"{path.stem}-{'?' * 16}.safetensors"):
-        if stale != tensor_file:
+    own = re.compile(re.escape(path.stem) + r"-[0-9a-f]{16}\.safetensors")  # another's file is never one of ours
+    for stale in path.parent.glob("*.safetensors"):
+        if stale != tensor_file and own.fullmatch(stale.name):
             stale.unlink(missing_ok=True)
     return path
 

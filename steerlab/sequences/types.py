@@ -73,7 +73,20 @@ class BatchedSequences:
                 raise InputError(f"{name} holds one entry per prompt, {n_prompts}, got {size}.")
         if any(len(row) != n_samples for row in self.gen_lens):
             raise InputError(f"gen_lens holds {n_samples} lengths per prompt, got {[len(r) for r in self.gen_lens]}.")
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise InputError(f"sequences holds integer token ids, got {ids.dtype}.")
+        self._check_nested()
         _check_mask(mask, self.prompt_lens, self.gen_lens)
+
+    def _check_nested(self) -> None:
+        for name in ("responses_text", "finish_reasons", "sampler_logqs", "prompts", "examples"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            nested = name not in ("prompts", "examples")
+            if len(value) != self.n_prompts or (nested and any(len(row) != self.n_samples for row in value)):
+                inner = f", each with {self.n_samples} for its responses" if nested else ""
+                raise InputError(f"{name} holds one entry for each of the {self.n_prompts} prompts{inner}.")
 
     @property
     def n_prompts(self) -> int:
@@ -186,6 +199,8 @@ def _check_mask(mask: Tensor, prompt_lens: Sequence[int], gen_lens: Sequence[Seq
     """Every row must be left padding, tokens without a gap, right padding."""
     for b, row in enumerate(gen_lens):
         for g, generated in enumerate(row):
+            if generated < 0:
+                raise InputError(f"gen_lens holds numbers ≥ 0, got {generated} for row ({b}, {g}).")
             end = prompt_lens[b] + generated
             found = mask[b, g].bool()
             places = found.nonzero()[:, 0]

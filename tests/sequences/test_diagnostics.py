@@ -99,3 +99,15 @@ def test_frames(make_processor, sequences):
 def test_shapes_are_checked():
     with pytest.raises(InputError, match=r"gen_logits is \[T, V\]"):
         DistributionDiagnostics().compute_from_logits(torch.zeros(3, 5), torch.zeros(2, dtype=torch.long))
+
+
+def test_tokens_outside_the_logits_are_refused():
+    logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match="Token 7 is not among the 5"):
+        DistributionDiagnostics().compute_from_logits(logits, torch.tensor([1, 7]))
+    with pytest.raises(InputError, match="Token -100"):
+        DistributionDiagnostics().compute_from_logits(logits, torch.tensor([1, -100]))
+    with pytest.raises(InputError, match="Token 9"):
+        DistributionDiagnostics(eos_token_id=9).compute_from_logits(logits, torch.tensor([1, 2]))
+    found = DistributionDiagnostics(eos_token_id=np.int64(1)).compute_from_logits(logits, torch.tensor([1, 2]))
+    np.testing.assert_allclose(found.steps.eos_prob, logits.softmax(-1)[:, 1], rtol=1e-5)

@@ -111,3 +111,18 @@ def test_sampled_gradient_agrees_with_exact_and_with_finite_differences(three_to
     assert without.along(v) == pytest.approx(truth, abs=tolerance)
     assert check.predicted == with_baseline.along(v)
     assert check.effective_sample_size == pytest.approx(1500, rel=1e-3)
+
+
+def test_enumerated_sequences_get_no_baseline_by_default(three_tokens):
+    # sequences that share a prefix fall into both halves, so a fitted baseline would depend on the token drawn
+    model, tokenizer = three_tokens
+    processor = SequenceProcessor(model, tokenizer, config={"generation": {"max_new_tokens": LENGTH}})
+    sequences, (probability, _) = enumerated(PROMPT, LENGTH), exact(model)
+    name = "lm_head.weight"
+    plain, without, fitted = (
+        entropy_gradient(processor, sequences, names=[name], weights=probability, **options)
+        for options in ({}, {"baseline": False}, {"baseline": True})
+    )
+    torch.testing.assert_close(plain.gradient[name], without.gradient[name])
+    assert math.isnan(plain.baseline_r2)
+    assert (fitted.gradient[name] - without.gradient[name]).abs().max() > 1e-2

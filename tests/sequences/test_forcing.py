@@ -189,3 +189,13 @@ def test_the_model_is_left_as_it_was(make_processor, sequences):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_head_replaced_later_is_refused(make_processor, sequences):
+    processor = make_processor()
+    processor.teacher_force_logprobs(sequences)
+    processor.parts.causal.set_output_embeddings(torch.nn.Linear(64, 384, bias=False))
+    with pytest.raises(InputError, match="head of LlamaForCausalLM was replaced"):
+        processor.teacher_force_logprobs(sequences)
+    with pytest.raises(InputError, match="make a new one"):
+        processor.generate_batched(["The ferry"], 1, seed=0)

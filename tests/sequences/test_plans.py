@@ -152,3 +152,14 @@ def test_span_and_mask_positions(make_processor, tokenizer, vector):
     plan = sl.Plan(sl.add(vector, coef=1.0, where=sl.where.span("clock")))
     processor.teacher_force_logprobs(drawn, plan=plan)
     assert all(r.edited == r.expected > 0 for r in processor.receipts)
+
+
+def test_a_dose_follows_weights_written_through_data(make_processor, sequences, vector):
+    processor = make_processor()
+    plan = sl.Plan(sl.add(vector, dose=0.5))
+    before = flat(processor.teacher_force_logprobs(sequences, plan=plan).logprobs)
+    processor.parts.causal.model.embed_tokens.weight.data.mul_(5)  # moves no version counter
+    after = flat(processor.teacher_force_logprobs(sequences, plan=plan).logprobs)
+    fresh = make_processor(model=processor.parts.causal).teacher_force_logprobs(sequences, plan=plan)
+    assert np.abs(after - before).max() > 1e-2
+    np.testing.assert_array_equal(after, flat(fresh.logprobs))

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,3 +120,19 @@ def test_damage_is_noticed(run, tmp_path):
     path.write_text(json.dumps(stored))
     with pytest.raises(DataError, match="Cannot read"):
         LogprobResults.load(path)
+
+
+def test_saving_again_leaves_other_files(make_processor, sequences, tmp_path):
+    others = [tmp_path / f"scores-{name}.safetensors" for name in ("best_checkpoints", "x-0123456789abcdef")]
+    for other in others:
+        other.write_bytes(b"mine")
+    for top_p in (0.9, 0.5):
+        make_processor(top_p=top_p).teacher_force_logprobs(sequences).save(tmp_path / "scores")
+    assert all(other.read_bytes() == b"mine" for other in others)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_what_is_not_json_is_named(sequences, tmp_path):
+    with pytest.raises(DataError, match=r"sequences cannot be saved as JSON: .*float32"):
+        replace(sequences, examples=[{"score": np.float32(1)}] * 2).save(tmp_path / "s")
+    assert not list(tmp_path.iterdir())

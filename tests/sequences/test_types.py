@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -74,3 +76,22 @@ def test_frame_of_tokens(make_processor, sequences):
     np.testing.assert_array_equal(rows.log_q, results.token_logqs[0][2])
     np.testing.assert_array_equal(rows.surprisal, -rows.log_prob)
     assert rows.step.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sequences": torch.ones(1, 1, 3)}, "integer token ids, got torch.float32"),
+        ({"gen_lens": [[-1]], "attention_masks": torch.tensor([[[1, 0, 0]]])}, "numbers ≥ 0, got -1"),
+        ({"responses_text": []}, "responses_text holds one entry for each of the 1 prompts"),
+        ({"responses_text": [["a", "b"]]}, "each with 1 for its responses"),
+        ({"finish_reasons": [[]]}, "finish_reasons"),
+        ({"sampler_logqs": [[]]}, "sampler_logqs"),
+        ({"prompts": ["a", "b"]}, "prompts holds one entry"),
+        ({"examples": []}, "examples holds one entry"),
+    ],
+)
+def test_fields_of_another_size_or_kind_are_refused(change, message):
+    made = BatchedSequences.from_ids([[5, 6]], [[[7]]])
+    with pytest.raises(InputError, match=message):
+        replace(made, **change)
