@@ -4,20 +4,24 @@
     python benchmarks/vllm_steering.py                      # throughput, 1B Llama shape, on a GPU
     python benchmarks/vllm_steering.py --tensor-parallel 2
 
-Each engine runs in a process of its own, one after the other on the same device: stock vLLM, one wired layer, all
-layers wired. The table gives tokens a second, median of the rounds, and the ratio to stock vLLM in the same run.
+Three engines are alive at once on the same device: stock vLLM, one wired layer, all layers wired. Each round runs the
+same requests through each of them in turn, every time with an empty prefix cache, so a slow phase of the host falls on
+all of them. The table gives the median tokens a second, and the median over rounds of the ratio to stock vLLM in the
+same round. `--profile` prints where the host's time goes in one steered call.
 """
 
 import argparse
-import json
+import contextlib
+import cProfile
 import os
+import pstats
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 SHAPES = {
     "1b": {
@@ -40,36 +44,35 @@ SHAPES = {
         "initializer_range": 0.1,
     },
 }
-MODES = ("stock", "one layer", "all layers")
+STOCK = "stock"
 
 
 def main() -> None:
-    """Runs the check, one arm, or all arms."""
+    """Runs the check, or the rounds."""
     options = arguments()
+    # a sampler that may have to be built first, and here decodes greedily anyway
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     make_plugin_visible(Path(tempfile.mkdtemp()))
-    if options.arm:
-        print("RESULT " + json.dumps(measure(options)))
-        return
     options.model = options.model or str(build_model("small" if options.check else options.shape))
     if options.check:
         check(options)
-        return
-    results = [in_own_process(options, mode) for mode in MODES]
-    report(results, options)
+    else:
+        compare(options)
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="correctness only")
+    parser.add_argument("--profile", action="store_true", help="profile one steered call, all layers wired")
     parser.add_argument("--shape", default="1b", choices=SHAPES)
     parser.add_argument("--model", help="a model directory; by default a random one is made")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=32, help="tokens per prompt")
     parser.add_argument("--tokens", type=int, default=256, help="new tokens per request")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tensor-parallel", type=int, default=1)
-    parser.add_argument("--arm", choices=MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", type=float, default=0.25, help="share of the device's memory for each engine")
     return parser.parse_args()
 
 
@@ -112,40 +115,83 @@ def build_model(shape: str) -> Path:
 # --- throughput ---------------------------------------------------------------------------------------------------
 
 
-def in_own_process(options: argparse.Namespace, mode: str) -> dict:
-    """One arm in a fresh process, so that each finds the device empty."""
-    passed = {"shape", "model", "requests", "prompt", "tokens", "rounds"}
-    words = [word for name in sorted(passed) for word in (f"--{name}", str(getattr(options, name)))]
-    command = [sys.executable, __file__, "--arm", mode, "--tensor-parallel", str(options.tensor_parallel), *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise SystemExit(f"The arm {mode!r} failed:\n{done.stdout[-3000:]}")
-    return json.loads(lines[-1].removeprefix("RESULT "))
+class Arm:
+    """One way to run the requests on one engine.
+
+    Args:
+        engine: what it runs on, as the table names it.
+        name: how.
+        run: runs all requests; returns their tokens.
+        reset: empties the prefix cache.
+    """
+
+    def __init__(self, engine, name, run, reset):
+        self.engine, self.name, self.run, self.reset = engine, name, run, reset
+        self.rates: list[float] = []
+        self.tokens: list = []
+
+    def round(self, work: int) -> None:
+        """Runs once against the clock."""
+        self.reset()
+        start = time.perf_counter()
+        found = self.run()
+        self.rates.append(work / (time.perf_counter() - start))
+        self.tokens.append(found)
 
 
-def measure(options: argparse.Namespace) -> dict:
-    """Throughput of one arm."""
-    prompts = make_prompts(options)
-    if options.arm == "stock":
-        return measure_stock(options, prompts)
+def compare(options: argparse.Namespace) -> None:
+    """Throughput of all arms, in rounds."""
+    with contextlib.ExitStack() as stack:
+        arms = [stock_arm(options, stack)]
+        n_layers = SHAPES[options.shape]["num_hidden_layers"]
+        arms += steered_arms("one layer", [n_layers // 2], ("unsteered", "steered"), options, stack)
+        arms += steered_arms("all layers", list(range(n_layers)), ("unsteered", "dose 0", "steered"), options, stack)
+        for arm in arms:  # warm-up: kernels, host paths, and vectors on their way to the workers
+            arm.reset()
+            arm.run()
+        for _ in range(options.rounds):
+            for arm in arms:
+                arm.round(options.requests * options.tokens)
+        if options.profile:
+            profile(arms[-1])
+    report(arms, options)
+
+
+def stock_arm(options: argparse.Namespace, stack: contextlib.ExitStack) -> Arm:
+    """The work on vLLM as it comes."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(options.model, generation_config="vllm", **engine_arguments(options))
+    stack.callback(llm.llm_engine.engine_core.shutdown)
+    params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)
+    inputs: Any = [{"prompt_token_ids": prompt} for prompt in make_prompts(options)]
+
+    def run():
+        return [list(row.outputs[0].token_ids) for row in llm.generate(inputs, params, use_tqdm=False)]
+
+    return Arm(STOCK, "unsteered", run, llm.reset_prefix_cache)
+
+
+def steered_arms(
+    engine_name: str,
+    layers: list[int],
+    names: tuple[str, ...],
+    options: argparse.Namespace,
+    stack: contextlib.ExitStack,
+) -> list[Arm]:
+    """The work on an engine of ours, with and without steering."""
     from steerlab.engines.vllm import VLLMEngine
 
-    n_layers = SHAPES[options.shape]["num_hidden_layers"]
-    layers = [n_layers // 2] if options.arm == "one layer" else list(range(n_layers))
-    with VLLMEngine(options.model, layers=layers, **engine_arguments(options)) as engine:
-        plans = make_plans(layers, SHAPES[options.shape]["hidden_size"], options.requests)
-        still = [plan.scaled(0.0) for plan in plans]
-        run = generator(engine, options)
-        found = {"arm": options.arm, "runner": engine._client.workers[0]["runner"]}
-        run(prompts, plans)  # warm-up: kernels and host paths
-        for name, plan in (("unsteered", None), ("steered", plans), ("dose 0", still)):
-            engine.llm.reset_prefix_cache()
-            found[name] = rates(lambda plan=plan: run(prompts, plan), options)
-        plain, idle, moved = (run(prompts, plan) for plan in (None, still, plans))
-        found["dose 0 keeps every token"] = plain == idle
-        found["rows that steering changed"] = sum(a != b for a, b in zip(plain, moved, strict=True))
-    return found
+    engine = stack.enter_context(
+        VLLMEngine(options.model, layers=layers, capture_tokens=512, **engine_arguments(options))
+    )
+    plans = make_plans(layers, SHAPES[options.shape]["hidden_size"], options.requests)
+    given = {"unsteered": None, "dose 0": [plan.scaled(0.0) for plan in plans], "steered": plans}
+    run, prompts = generator(engine, options), make_prompts(options)
+    return [
+        Arm(engine_name, name, lambda plan=given[name]: run(prompts, plan), engine.llm.reset_prefix_cache)
+        for name in names
+    ]
 
 
 def generator(engine, options):
@@ -161,36 +207,25 @@ def generator(engine, options):
     return run
 
 
-def measure_stock(options: argparse.Namespace, prompts: list[list[int]]) -> dict:
-    """The same work on vLLM as it comes."""
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(options.model, **engine_arguments(options, stock=True))
-    params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-
-    def run():
-        return llm.generate(inputs, params, use_tqdm=False)
-
-    run()
-    return {"arm": "stock", "unsteered": rates(run, options)}
+def engine_arguments(options: argparse.Namespace) -> dict:
+    """What all engines are started with."""
+    return {
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "max_model_len": options.prompt + options.tokens + 8,
+        "max_num_seqs": options.requests,
+        "tensor_parallel_size": options.tensor_parallel,
+        "gpu_memory_utilization": options.memory,
+    }
 
 
-def engine_arguments(options: argparse.Namespace, *, stock: bool = False) -> dict:
-    """What both engines are started with."""
-    shared = {"dtype": "bfloat16", "skip_tokenizer_init": True, "max_model_len": options.prompt + options.tokens + 8}
-    names = {"tensor_parallel_size": options.tensor_parallel, "max_num_seqs": options.requests}
-    return {**shared, **names} if stock else {**shared, **names, "capture_tokens": 512}
-
-
-def rates(run, options: argparse.Namespace) -> list[float]:
-    """Tokens a second of each round."""
-    found = []
-    for _ in range(options.rounds):
-        start = time.perf_counter()
-        run()
-        found.append(options.requests * options.tokens / (time.perf_counter() - start))
-    return found
+def profile(arm: Arm) -> None:
+    """Where the host's time goes in one call; the engine itself runs in processes of its own."""
+    arm.reset()
+    with cProfile.Profile() as profiler:
+        arm.run()
+    for order in ("cumulative", "tottime"):
+        pstats.Stats(profiler).sort_stats(order).print_stats(30)
 
 
 def make_prompts(options: argparse.Namespace) -> list[list[int]]:
@@ -222,22 +257,34 @@ def make_plans(layers: list[int], width: int, count: int) -> list:
     ]
 
 
-def report(results: list[dict], options: argparse.Namespace) -> None:
-    """The table."""
+def report(arms: list[Arm], options: argparse.Namespace) -> None:
+    """The tables: throughput, and what became of the tokens."""
     import torch
 
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    base = statistics.median(results[0]["unsteered"])
-    print(f"\n{card}, TP={options.tensor_parallel}, {options.requests} × {options.tokens} tokens, bfloat16\n")
-    print("| engine | requests | tok/s | of stock |\n| --- | --- | --- | --- |")
-    for result in results:
-        for name in ("unsteered", "dose 0", "steered"):
-            if name in result:
-                rate = statistics.median(result[name])
-                print(f"| {result['arm']} | {name} | {rate:,.0f} | {rate / base:.3f} |")
-    for result in results[1:]:
-        facts = {name: result[name] for name in ("runner", "dose 0 keeps every token", "rows that steering changed")}
-        print(f"\n{result['arm']}: {facts}")
+    print(f"\n{card}, TP={options.tensor_parallel}, {options.requests} × {options.tokens} tokens, bfloat16, ", end="")
+    print(f"{options.rounds} rounds\n")
+    print("| engine | requests | tok/s | of stock | least | most |\n| --- | --- | --- | --- | --- | --- |")
+    for arm in arms:
+        ratios = [rate / stock for rate, stock in zip(arm.rates, arms[0].rates, strict=True)]
+        median, rate = statistics.median(ratios), statistics.median(arm.rates)
+        print(f"| {arm.engine} | {arm.name} | {rate:,.0f} | {median:.3f} | {min(ratios):.3f} | {max(ratios):.3f} |")
+    plain, still, moved = arms[-3:]
+    print("\nAll layers wired, rows whose tokens are all the same, round by round (another split of the same work into")
+    print("batches can change tokens in bfloat16: the first line says how often it does):\n")
+    same = {
+        "unsteered, this round and the one before": zip(plain.tokens[1:], plain.tokens, strict=False),
+        "dose 0 and unsteered": zip(still.tokens, plain.tokens, strict=True),
+        "steered and unsteered": zip(moved.tokens, plain.tokens, strict=True),
+    }
+    print(f"| compared | rows the same of {options.requests} |\n| --- | --- |")
+    for name, pairs in same.items():
+        print(f"| {name} | {', '.join(str(alike(one, other)) for one, other in pairs)} |")
+
+
+def alike(ours: list, theirs: list) -> int:
+    """How many rows have the same tokens."""
+    return sum(one == other for one, other in zip(ours, theirs, strict=True))
 
 
 # --- correctness --------------------------------------------------------------------------------------------------
@@ -261,7 +308,7 @@ def check(options: argparse.Namespace) -> None:
         tensor_parallel_size=options.tensor_parallel,
         gpu_memory_utilization=0.5,
     ) as engine:
-        print("workers:", engine._client.workers)
+        print("workers:", engine._running.workers)
         run = generator(engine, argparse.Namespace(tokens=24))
         mixed = run(prompts, plans)
         receipts = [[(edit.edited, edit.expected) for edit in receipt.edits] for receipt in engine.receipts]
@@ -277,6 +324,8 @@ def check(options: argparse.Namespace) -> None:
         for row in range(8)
         for layer in layers
     )
+    # vLLM's attention kernels multiply float32 as TF32 on a GPU, whatever the precision of other products is set to
+    bound = 1e-2 if torch.cuda.is_available() else 2e-3
     outcomes = {
         "a mixed batch equals the reference": mixed == [tokens for tokens, _ in expected],
         "every row alone too": alone == mixed,
@@ -284,7 +333,7 @@ def check(options: argparse.Namespace) -> None:
         "unsteered rows are the model's own": plain == [tokens for tokens, _ in unsteered],
         "dose 0 keeps every token": still == plain,
         "steering changed something": sum(a != b for a, b in zip(mixed, plain, strict=True)) >= 4,
-        f"activations equal the reference (relative deviation {deviation:.1e})": deviation < 2e-3,
+        f"activations equal the reference (relative deviation {deviation:.1e})": deviation < bound,
         f"receipts {receipts}": all(edited == wanted for row in receipts for edited, wanted in row),
     }
     for name, holds in outcomes.items():

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -347,9 +348,17 @@ class Listening:
         await asyncio.sleep(0.01)
         if command != "settle":
             return [b""]
-        account = {"problem": "", "ran": [[0, 3]], "tally": [[0, [2.0, 0.5]]], "read": []}
-        accounts = {row: {**account, "problem": "lost" if row == "bad" else ""} for row in header}
-        return [pack({"accounts": accounts, "layers": [1], "tp": 0, "pp": 0})]
+        problems = {"bad": "lost"} if "bad" in header else {}
+        ones = np.ones(len(header), dtype=np.int64)
+        arrays = {
+            "ran": np.array([[0, 3]] * len(header)),
+            "edits": 0 * ones,
+            "tally": np.array([[2.0, 0.5]] * len(header)),
+            "read": ones[:0],
+            **{f"n_{name}": ones for name in ("ran", "edits", "tally")},
+            "n_read": 0 * ones,
+        }
+        return [pack({"rows": list(header), "problems": problems, "layers": [1], "tp": 0, "pp": 0}, arrays)]
 
 
 def test_a_plan_is_sent_once_and_dropped_when_others_need_the_room(vector):

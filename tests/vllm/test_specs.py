@@ -48,6 +48,14 @@ def test_a_spec_survives_the_way_to_the_workers():
     assert RequestSpec.of(None) is None
 
 
+def test_a_spec_is_told_from_what_others_put_there():
+    for spec in (RequestSpec("7", "abc", (((0, 3), (5, 6)), ()), ((1, 2),)), RequestSpec("7", None, (), ((0, 1),))):
+        (body,) = spec.to_args().values()
+        assert RequestSpec.is_one(body)
+        assert not any(RequestSpec.is_one({**body, name: 1.5}) for name in body)
+        assert not any(RequestSpec.is_one({n: body[n] for n in body if n != name}) for name in body)
+
+
 def test_a_block_is_named_by_the_edits_inside_it():
     spec = RequestSpec("7", "abc", (((40, 50),), ((60, 70),)))
     assert spec.key_between(0, 32) is None

@@ -45,3 +45,13 @@ def test_tokens_still_to_come_are_refused(where):
 def test_too_many_runs_name_the_argument():
     with pytest.raises(PlanError, match="max_runs=3"):
         resolve([w.index(0, 2, 4)], GROWING, 2)
+
+
+def test_rows_of_one_shape_share_positions_unless_a_set_looks_at_tokens():
+    other = Row((6, 5, 5, 5), 4, 8, PromptContent(0, 1, (6, 5, 5, 5)))
+    longer = Row((*TOKENS, 9), 5, 9, PromptContent(0, 1, (*TOKENS, 9)))
+    plain, looking = w.last_prompt() | w.index(0), w.ids(6) & w.prompt()
+    assert resolve([plain], GROWING, 4)[0] is resolve([plain], other, 4)[0]
+    assert resolve([plain], longer, 4) == (((0, 1), (4, 5)),)
+    assert resolve([looking], GROWING, 4) == (((1, 2), (3, 4)),)
+    assert resolve([looking], other, 4) == (((0, 1),),)

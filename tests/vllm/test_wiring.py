@@ -72,6 +72,32 @@ def test_unsteered_requests_keep_their_block_keys():
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a ticket",
+        None,
+        7,
+        [1, 2],
+        {},
+        {"row": "0"},
+        {"row": "0", "plan": "abc", "groups": [[0]], "read": []},
+        {"row": "0", "plan": "abc", "groups": [["a", "b"]], "read": []},
+        {"row": "0", "plan": "abc", "groups": 3, "read": []},
+        {"row": "0", "plan": 5, "groups": [], "read": []},
+        {"row": "0", "plan": "abc", "groups": [], "read": None},
+        {"row": "0", "plan": "abc", "groups": [[0, 9]], "read": [], "more": 1},
+    ],
+)
+def test_what_is_not_ours_leaves_an_engine_without_steering_alone(body):
+    from steerlab.engines.vllm.patches.block_keys import block_key
+
+    request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={KEY: body}))
+    assert block_key(request, 0, 16) is None
+    assert block_key(request, 16, 32) is None
+
+
+@pytest.mark.vllm
 @pytest.mark.slow
 def test_what_is_wired_is_part_of_the_compile_cache_key(tiny_path):
     from vllm.engine.arg_utils import EngineArgs
@@ -105,6 +131,7 @@ def features(**changed):
         parallel_config=SimpleNamespace(**{**parallel, **changed.get("parallel", {})}),
         compilation_config=SimpleNamespace(pass_config=SimpleNamespace(enable_sp=changed.get("enable_sp", False))),
         speculative_config=changed.get("speculative_config"),
+        kv_transfer_config=changed.get("kv_transfer_config"),
         cache_config=SimpleNamespace(kv_sharing_fast_prefill=changed.get("fast", False)),
     )
 
@@ -113,6 +140,7 @@ def test_features_that_break_steering_are_named():
     check_features(features())
     cases = {
         "speculative decoding": {"speculative_config": object()},
+        "kv_transfer_config": {"kv_transfer_config": object()},
         "enable_dbo": {"parallel": {"enable_dbo": True}},
         "enable_sp": {"enable_sp": True},
         "kv_sharing_fast_prefill": {"fast": True},

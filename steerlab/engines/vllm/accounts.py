@@ -35,25 +35,17 @@ def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
         ReceiptError: if an edit reached other positions than the plan implies, or a position was neither run nor
             inherited.
     """
-    plan, given = request.assigned.plan, request.assigned.given_hash
-    if request.compiled is None:
+    given, compiled = request.assigned.given_hash, request.compiled
+    if compiled is None:
         return Receipt(request.prompt_index, request.row_index, given)
     _check_covered(request, outcome, length)
     sizes = [_sizes(runs, outcome, length) for runs in request.groups]
     entries = []
-    for index, edit in enumerate(plan):
-        expected, beyond = sizes[request.compiled.groups[index]]
+    for index, (label, group) in enumerate(zip(compiled.labels, compiled.groups, strict=True)):
+        expected, beyond = sizes[group]
         counted, change = outcome.tally.get(index, (0.0, 0.0))
-        entries.append(
-            EditReceipt(
-                hook_point=edit.hook_point.name,
-                layer=edit.hook_point.layer,
-                operator=str(edit.operator),
-                edited=int(counted) - beyond,
-                expected=expected,
-                mean_relative_change=change / counted if counted else math.nan,
-            )
-        )
+        mean = change / counted if counted else math.nan
+        entries.append(EditReceipt(*label, int(counted) - beyond, expected, mean))
     return Receipt(request.prompt_index, request.row_index, given, tuple(entries)).check()
 
 

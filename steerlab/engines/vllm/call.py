@@ -38,7 +38,8 @@ def _params(request: Request, name: str) -> Any:
     from vllm import SamplingParams
 
     spec = request.spec(name)
-    return SamplingParams(**request.arguments, extra_args=None if spec is None else spec.to_args())
+    # made for this request alone, so vLLM need not copy them in depth
+    return SamplingParams(**request.arguments, extra_args=None if spec is None else spec.to_args(), skip_clone=True)
 
 
 def _hold(client: Client, plans: Mapping[str, CompiledPlan]) -> None:
@@ -63,51 +64,80 @@ def _settled(
     client: Client, requests: Sequence[Request], names: Sequence[str], outputs: Sequence[Any]
 ) -> list[Outcome]:
     outcomes = [Outcome(output) for output in outputs]
-    wanted = [name for request, name in _named(requests, names) if request.spec(name) is not None]
+    wanted = [name for request, name in _named(requests, names) if request.has_work]
     if not wanted:
         return outcomes
     by_name = dict(zip(names, outcomes, strict=True))
     enter_accounts(by_name, client.ask("settle", wanted))
     for request, name in _named(requests, names):
-        if request.spec(name) is not None and not by_name[name].ran:
+        if request.has_work and not by_name[name].ran:
             raise ReceiptError(f"Row {request.row_index}: no worker has an account of this request.")
     return outcomes
 
 
 def enter_accounts(by_name: Mapping[str, Outcome], answers: Sequence[tuple[Any, dict[str, np.ndarray]]]) -> None:
-    """Adds every worker's answer to `settle` to the outcomes of the rows it names.
+    """Adds every worker's answer to `settle` to the outcomes of the rows it names; other rows are left out.
 
     Raises:
         ReceiptError: if a row could not be carried out as asked, or ranks disagree.
     """
-    for header, arrays in answers:
-        if header["tp"] == 0:
-            _check_alike(header, [other for other, _ in answers])
-            for name, account in header["accounts"].items():
-                _enter(by_name[name], account, header["layers"], arrays.get(name))
+    settled = [Settled(*answer) for answer in answers]
+    for one in settled:
+        if one.header["tp"] == 0:
+            mine = [row for row in one.header["rows"] if row in by_name]
+            _check_alike(one, [other for other in settled if other.header["pp"] == one.header["pp"]], mine)
+            for row in mine:
+                one.enter(row, by_name[row])
 
 
-def _enter(outcome: Outcome, account: dict[str, Any], layers: Sequence[int], streams: Any) -> None:
-    """Adds one pipeline stage's account to an outcome."""
-    if account["problem"]:
-        raise ReceiptError(f"A request could not be carried out as asked: {account['problem']}.")
-    outcome.ran = [tuple(run) for run in account["ran"]]
-    outcome.tally |= {edit: tuple(values) for edit, values in account["tally"]}
-    outcome.read = account["read"]
-    if streams is not None:
-        outcome.streams |= dict(zip(layers, streams, strict=True))
+class Settled:
+    """One worker's answer to `settle`.
+
+    Args:
+        header: the rows in order, and what went wrong.
+        arrays: entries of all rows one after the other, and how many each row has.
+    """
+
+    def __init__(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        self.header, self._arrays = header, arrays
+        self._index = {row: index for index, row in enumerate(header["rows"])}
+        self._ends = {name: np.cumsum(arrays[f"n_{name}"]).tolist() for name in ("ran", "edits", "tally", "read")}
+
+    def of(self, name: str, row: str) -> np.ndarray:
+        """A row's part of an array."""
+        index, ends = self._index[row], self._ends[name]
+        return self._arrays[name][ends[index - 1] if index else 0 : ends[index]]
+
+    def counts(self, row: str) -> list[tuple[int, int]]:
+        """Per edit the tokens edited; nothing if the worker has no account of the row."""
+        if row not in self._index:
+            return []
+        return list(zip(self.of("edits", row).tolist(), self.of("tally", row)[:, 0].tolist(), strict=True))
+
+    def enter(self, row: str, outcome: Outcome) -> None:
+        """Adds a row's account to its outcome.
+
+        Raises:
+            ReceiptError: if it could not be carried out as asked.
+        """
+        if row in self.header["problems"]:
+            problem = self.header["problems"][row]
+            raise ReceiptError(f"A request could not be carried out as asked: {problem}.")
+        outcome.ran = list(map(tuple, self.of("ran", row).tolist()))
+        outcome.tally |= zip(self.of("edits", row).tolist(), map(tuple, self.of("tally", row).tolist()), strict=True)
+        outcome.read = self.of("read", row).tolist()
+        streams = self._arrays.get(f"streams.{row}")
+        if streams is not None:
+            outcome.streams |= dict(zip(self.header["layers"], streams, strict=True))
 
 
-def _check_alike(first: dict[str, Any], others: Sequence[dict[str, Any]]) -> None:
+def _check_alike(first: Settled, others: Sequence[Settled], rows: Sequence[str]) -> None:
     """Tensor-parallel ranks of one stage must have edited the same tokens."""
     for other in others:
-        if other["pp"] != first["pp"]:
-            continue
-        for name, account in first["accounts"].items():
-            theirs = other["accounts"].get(name, {"tally": None})["tally"]
-            counts = [[(edit, values[0]) for edit, values in tally or []] for tally in (account["tally"], theirs)]
-            if counts[0] != counts[1]:
-                raise ReceiptError(
-                    f"Tensor-parallel ranks {first['tp']} and {other['tp']} edited different tokens of a request: "
-                    f"{counts[0]} and {counts[1]}."
-                )
+        differing = [] if other is first else [row for row in rows if other.counts(row) != first.counts(row)]
+        if differing:
+            row = differing[0]
+            raise ReceiptError(
+                f"Tensor-parallel ranks {first.header['tp']} and {other.header['tp']} edited different tokens of a "
+                f"request: {first.counts(row)} and {other.counts(row)}."
+            )

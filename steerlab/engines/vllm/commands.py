@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from steerlab.engines.vllm.packets import pack, unpack
+from steerlab.engines.vllm.steering_state import Account
 from steerlab.engines.vllm.wiring import ATTRIBUTE, Wired
 
 
@@ -54,21 +55,35 @@ def _drop(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray])
 def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
     """Accounts of requests that have ended; activations from one tensor-parallel rank only, all hold the same."""
     ranks = _ranks()
-    described, read = {}, {}
-    for row in header:
-        account = wired.state.settle(row)
-        if account is None:
-            continue
-        described[row] = {
-            "problem": account.problem,
-            "ran": account.ran,
-            "tally": sorted(wired.state.tally(account).items()),
-            "read": [position for positions, _ in account.read for position in positions],
-        }
-        if account.read and ranks["tp"] == 0:
-            streams = torch.cat([stream for _, stream in account.read], dim=1)
-            read[row] = streams.to(device="cpu", dtype=torch.float32).numpy()
-    return pack({"accounts": described, "layers": wired.state.layers, **ranks}, read)
+    accounts = wired.state.settle(header)
+    streams = _streams(accounts) if ranks["tp"] == 0 else {}
+    about = {"problems": {row: account.problem for row, account in accounts.items() if account.problem}}
+    return pack(
+        {"rows": list(accounts), **about, "layers": wired.state.layers, **ranks}, _counted(wired, accounts) | streams
+    )
+
+
+def _counted(wired: Wired, accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+    """Accounts as arrays: entries of all rows one after the other, and how many each row has."""
+    tallies = wired.state.tallies(accounts.values())
+    read = [[p for positions, _ in account.read for p in positions] for account in accounts.values()]
+    parts = {
+        "ran": [np.array(account.ran, dtype=np.int64).reshape(-1, 2) for account in accounts.values()],
+        "edits": [edits for edits, _ in tallies],
+        "tally": [values.astype(np.float64) for _, values in tallies],
+        "read": [np.array(positions, dtype=np.int64) for positions in read],
+    }
+    sizes = {f"n_{name}": np.array([len(part) for part in rows], dtype=np.int64) for name, rows in parts.items()}
+    return {name: np.concatenate(rows) for name, rows in parts.items() if rows} | sizes
+
+
+def _streams(accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+    """Activations that were read, by row: float32 [layers, positions, d_model]."""
+    return {
+        f"streams.{row}": torch.cat([part for _, part in account.read], dim=1).to("cpu", torch.float32).numpy()
+        for row, account in accounts.items()
+        if account.read
+    }
 
 
 _COMMANDS: dict[str, Callable[..., bytes]] = {"hold": _hold, "drop": _drop, "settle": _settle}

@@ -24,13 +24,14 @@ class CompiledPlan:
     """A plan's edits in the operator's terms; entry e belongs to the plan's edit e.
 
     Attributes:
-        fingerprint: content hash of everything below but `wheres`.
+        fingerprint: content hash of everything below but `wheres` and `labels`.
         layers: the layer after which each edit acts.
         places: its place among the directions of that layer.
         groups: which of `wheres` holds its positions.
         units: unit directions, float32 [edits, d_model].
         params: a, g, lo, hi and s of each, float32 [edits, 5].
         wheres: the plan's distinct sets of positions.
+        labels: hook point, layer and operator of each edit, as receipts name them.
     """
 
     fingerprint: str
@@ -40,6 +41,7 @@ class CompiledPlan:
     units: np.ndarray
     params: np.ndarray
     wheres: tuple[Where, ...]
+    labels: tuple[tuple[str, int, str], ...] = ()
 
 
 def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
@@ -61,7 +63,8 @@ def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
     units = np.stack([edit.vector.unit.numpy() for edit in plan]).astype(np.float32)
     params = np.array([_formula(edit) for edit in plan], dtype=np.float32)
     fingerprint = _fingerprint([layers, places, groups], units, params)
-    return CompiledPlan(fingerprint, layers, places, groups, units, params, wheres)
+    labels = tuple((edit.hook_point.name, edit.hook_point.layer, str(edit.operator)) for edit in plan)
+    return CompiledPlan(fingerprint, layers, places, groups, units, params, wheres, labels)
 
 
 def wired_layer(point: HookPoint, config: SteeringConfig) -> int:

@@ -12,7 +12,6 @@ from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.specs import Runs
 from steerlab.engines.vllm.targeting import Row, resolve
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans
-from steerlab.steering.sets import Ids, Marked
 
 Ready = tuple[AssignedPlan, CompiledPlan | None]
 
@@ -36,7 +35,6 @@ class Planner:
     median_norm: Callable[[int, str], float]
     kept: OrderedDict[str, Ready] = field(default_factory=OrderedDict)
     _failed: dict[str, SteerlabError] = field(default_factory=dict)
-    _resolved: dict[tuple[Any, int, int], tuple[Runs, ...]] = field(default_factory=dict)
 
     def plans(self, plan: PlanArgument, n_prompts: int) -> list["Ready | SteerlabError"]:
         """One plan per prompt, or what is wrong with it.
@@ -76,9 +74,4 @@ class Planner:
         """
         if compiled is None:
             return ()
-        if any(isinstance(leaf, Ids | Marked) for where in compiled.wheres for leaf in where.leaves()):
-            return resolve(compiled.wheres, row, self.config.max_runs)
-        key = (compiled.wheres, row.prompt_len, row.length)  # without a look at tokens, rows of one length are alike
-        if key not in self._resolved:
-            self._resolved[key] = resolve(compiled.wheres, row, self.config.max_runs)
-        return self._resolved[key]
+        return resolve(compiled.wheres, row, self.config.max_runs)

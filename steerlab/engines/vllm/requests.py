@@ -35,9 +35,14 @@ class Request:
     read: Runs = ()
     cache_salt: str | None = None
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is edited or read."""
+        return self.compiled is not None or bool(self.read)
+
     def spec(self, row: str) -> RequestSpec | None:
         """What the workers are told; None if there is nothing to do."""
-        if self.compiled is None and not self.read:
+        if not self.has_work:
             return None
         return RequestSpec(row, None if self.compiled is None else self.compiled.fingerprint, self.groups, self.read)
 

@@ -4,9 +4,11 @@ It travels in `SamplingParams.extra_args`, as plain lists, numbers and strings. 
 mean the same in a chunked prefill, after a preemption, and past a prefix found in the cache.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from steerlab.engines.vllm.config import KEY
 
@@ -44,26 +46,35 @@ class RequestSpec:
         body = args[KEY]
         return cls(body["row"], body["plan"], tuple(map(_paired, body["groups"])), _paired(body["read"]))
 
+    @staticmethod
+    def is_one(body: Any) -> bool:
+        """Whether it is what `to_args` writes."""
+        if not isinstance(body, Mapping) or body.keys() != {"row", "plan", "groups", "read"}:
+            return False
+        return (
+            isinstance(body["row"], str)
+            and isinstance(body["plan"], str | None)
+            and isinstance(body["groups"], list | tuple)
+            and all(map(_are_bounds, (*body["groups"], body["read"])))
+        )
+
     def key_between(self, start: int, stop: int) -> str | None:
         """Names the edits at positions start ≤ p < stop; None if there are none."""
         inside = [clip(runs, start, stop) for runs in self.groups]
         return f"{self.plan}:{inside}" if any(inside) else None
 
 
-def runs_of(mask: Sequence[bool]) -> Runs:
+def runs_of(mask: Sequence[bool] | np.ndarray) -> Runs:
     """The positions at which a mask is true.
 
     Examples:
         >>> runs_of([False, True, True, False, True])
         ((1, 3), (4, 5))
     """
-    found: list[tuple[int, int]] = []
-    for position, chosen in enumerate(mask):
-        if chosen and found and found[-1][1] == position:
-            found[-1] = (found[-1][0], position + 1)
-        elif chosen:
-            found.append((position, position + 1))
-    return tuple(found)
+    framed = np.zeros(len(mask) + 2, dtype=bool)
+    framed[1:-1] = mask
+    (bounds,) = np.nonzero(framed[1:] != framed[:-1])
+    return _paired(bounds.tolist())
 
 
 def clip(runs: Iterable[tuple[int, int]], start: int, stop: int) -> Runs:
@@ -95,6 +106,11 @@ def positions_in(runs: Iterable[tuple[int, int]]) -> list[int]:
 
 def _flat(runs: Runs) -> list[int]:
     return [bound for run in runs for bound in run]
+
+
+def _are_bounds(bounds: Any) -> bool:
+    is_list = isinstance(bounds, list | tuple) and len(bounds) % 2 == 0
+    return is_list and all(type(bound) is int for bound in bounds)
 
 
 def _paired(bounds: Sequence[int]) -> Runs:

@@ -1,6 +1,6 @@
 """A worker's steering: which request sits in which slot, what each pass holds, and what was edited and read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.engines.vllm.specs import RequestSpec, clip, positions_in
+from steerlab.engines.vllm.specs import RequestSpec, Runs, clip, positions_in
 from steerlab.engines.vllm.tables import Tables
+
+STAGED = 1 << 26
+"""Bytes of directions that cross to the device in one go; vLLM leaves little of its memory free."""
 
 
 @dataclass(frozen=True)
@@ -18,21 +21,23 @@ class HeldPlan:
 
     Attributes:
         rows: index of each edit's direction among all of a slot-0 request, in the flattened tables.
-        places: per edit (layer index on this rank, direction), for reading the tallies.
+        layers: per edit, which of this rank's layers it follows.
+        places: per edit, its place among the directions there.
         edits: which of the plan's edits they are.
         groups: which of a request's positions each edit takes.
-        units: unit directions, on the host.
-        params: their parameters, on the host.
-        counts: directions per layer of this rank, on the device.
+        units: unit directions, on the host where a GPU can fetch them.
+        params: their parameters.
+        counts: directions per layer of this rank.
     """
 
-    rows: Tensor
-    places: tuple[tuple[int, int], ...]
-    edits: tuple[int, ...]
-    groups: tuple[int, ...]
+    rows: np.ndarray
+    layers: np.ndarray
+    places: np.ndarray
+    edits: np.ndarray
+    groups: np.ndarray
     units: Tensor
-    params: Tensor
-    counts: Tensor
+    params: np.ndarray
+    counts: np.ndarray
 
 
 @dataclass
@@ -69,6 +74,8 @@ class SteeringState:
         self.plans: dict[str, HeldPlan] = {}
         self.accounts: dict[str, Account] = {}
         self._sitting: dict[int, Account] = {}
+        self._arriving: dict[int, tuple[HeldPlan, RequestSpec]] = {}  # not in the tables yet
+        self._departed: dict[int, Account] = {}  # tallies still in the tables
         self._is_edited = np.zeros(n_slots, dtype=bool)
         self._is_known = np.zeros(n_slots, dtype=bool)
         self._reads = np.zeros(n_slots, dtype=bool)
@@ -87,19 +94,19 @@ class SteeringState:
         params: np.ndarray,
     ) -> None:
         """Keeps a compiled plan, its edits on other ranks left out."""
-        mine = [e for e, layer in enumerate(layers) if layer in self.layers]
-        where = tuple((self.layers.index(layers[e]), places[e]) for e in mine)
+        mine = np.array([e for e, layer in enumerate(layers) if layer in self.layers], dtype=np.int64)
+        here = np.array([self.layers.index(layers[e]) for e in mine], dtype=np.int64)
+        where = np.asarray(places, dtype=np.int64)[mine]
         _, n_slots, room, _ = self.tables.units.shape
-        counts = [sum(layer == index for layer, _ in where) for index in range(len(self.layers))]
-        device = self.tables.units.device
         self.plans[name] = HeldPlan(
-            rows=torch.tensor([layer * n_slots * room + k for layer, k in where], dtype=torch.long, device=device),
+            rows=here * n_slots * room + where,
+            layers=here,
             places=where,
-            edits=tuple(mine),
-            groups=tuple(groups[e] for e in mine),
-            units=_pinned(units[mine], device),
-            params=_pinned(params[mine], device),
-            counts=torch.tensor(counts, dtype=torch.int32, device=device),
+            edits=mine,
+            groups=np.asarray(groups, dtype=np.int64)[mine],
+            units=_pinned(units[mine], self.tables.units.device),
+            params=params[mine],
+            counts=np.bincount(here, minlength=len(self.layers)).astype(np.int32),
         )
 
     def enter(self, slot: int, spec: RequestSpec | None) -> None:
@@ -111,30 +118,60 @@ class SteeringState:
         self._sitting[slot] = account
         self._is_known[slot], self._reads[slot] = True, bool(spec.read)
         self._begun[slot] = self._ended[slot] = -1
-        if spec.plan is not None:
-            plan = self.plans.get(spec.plan)
-            if plan is None:
-                account.problem = f"its plan {spec.plan} is not held by this worker"
-            else:
-                self._seat(slot, plan, spec)
-
-    def _seat(self, slot: int, plan: HeldPlan, spec: RequestSpec) -> None:
-        """Writes a plan's directions, parameters and positions into a slot, without waiting for the device."""
-        if not plan.places:
+        if spec.plan is None:
             return
-        tables, room = self.tables, self.tables.units.shape[2]
-        rows = plan.rows + slot * room
-        units, params = (part.to(rows.device, non_blocking=True) for part in (plan.units, plan.params))
-        tables.units.view(-1, tables.units.shape[-1]).index_copy_(0, rows, units)
-        tables.params.view(-1, 5).index_copy_(0, rows, params)
-        runs = np.zeros((len(plan.groups), self.config.max_runs, 2), dtype=np.int32)
-        for edit, group in enumerate(plan.groups):
-            found = spec.groups[group]
-            runs[edit, : len(found)] = np.array(found, dtype=np.int32).reshape(-1, 2)
-        tables.runs.view(-1, self.config.max_runs, 2).index_copy_(0, rows, to_device(runs, tables.runs.device))
-        tables.tallies.view(-1, 2).index_fill_(0, rows, 0.0)
-        tables.counts[:, slot] = plan.counts
-        self._is_edited[slot] = True
+        plan = self.plans.get(spec.plan)
+        if plan is None:
+            account.problem = f"its plan {spec.plan} is not held by this worker"
+        elif len(plan.rows):
+            self._arriving[slot] = (plan, spec)
+            self._is_edited[slot] = True
+
+    def _catch_up(self) -> None:
+        """Brings the tables up to date with who has left and entered since the last pass, all requests at once.
+
+        Nothing waits for the device: what earlier passes still have to do there comes before this.
+        """
+        if self._departed:
+            slots = to_device(np.fromiter(self._departed, dtype=np.int64), self.tables.tallies.device)
+            copies = self.tables.tallies.index_select(1, slots).transpose(0, 1).contiguous()
+            for account, copy in zip(self._departed.values(), copies.unbind(), strict=True):
+                account.tallies.append(copy)
+            self._departed.clear()
+        if self._arriving:
+            seats = [(slot, *what) for slot, what in self._arriving.items()]
+            largest = max(plan.units.nbytes for _, plan, _ in seats)
+            at_once = max(1, STAGED // largest)
+            for start in range(0, len(seats), at_once):
+                self._seat(*zip(*seats[start : start + at_once], strict=True))
+            self._arriving.clear()
+
+    def _seat(self, slots: Sequence[int], plans: Sequence[HeldPlan], specs: Sequence[RequestSpec]) -> None:
+        """Writes directions, parameters and positions of several requests into their slots."""
+        tables, device = self.tables, self.tables.units.device
+        room, width = tables.units.shape[2:]
+        rows = np.concatenate([plan.rows + slot * room for slot, plan in zip(slots, plans, strict=True)])
+        there = to_device(rows, device)
+        units = torch.empty((len(rows), width), dtype=torch.float32, device=device)
+        for part, plan in zip(units.split([len(plan.rows) for plan in plans]), plans, strict=True):
+            part.copy_(plan.units, non_blocking=True)
+        tables.units.view(-1, width).index_copy_(0, there, units)
+        params = np.concatenate([plan.params for plan in plans])
+        tables.params.view(-1, 5).index_copy_(0, there, to_device(params, device))
+        runs = self._run_table(plans, specs)
+        tables.runs.view(-1, self.config.max_runs, 2).index_copy_(0, there, to_device(runs, device))
+        tables.tallies.view(-1, 2).index_fill_(0, there, 0.0)
+        counts = np.stack([plan.counts for plan in plans], axis=1)
+        tables.counts.index_copy_(1, to_device(np.array(slots, dtype=np.int64), device), to_device(counts, device))
+
+    def _run_table(self, plans: Sequence[HeldPlan], specs: Sequence[RequestSpec]) -> np.ndarray:
+        """Positions of every edit of some requests, as the tables hold them; [edits, runs, 2]."""
+        padded: dict[tuple[Runs, ...], np.ndarray] = {}  # most requests of a call act at the same positions
+        for groups in {spec.groups for spec in specs}:
+            padded[groups] = np.zeros((len(groups), self.config.max_runs, 2), dtype=np.int32)
+            for group, found in enumerate(groups):
+                padded[groups][group, : len(found)] = np.array(found, dtype=np.int32).reshape(-1, 2)
+        return np.concatenate([padded[spec.groups][plan.groups] for plan, spec in zip(plans, specs, strict=True)])
 
     def leave(self, slot: int) -> None:
         """A request leaves its slot: finished, or preempted."""
@@ -142,13 +179,14 @@ class SteeringState:
         if account is None:
             return
         self._close_run(slot, account)
-        if self._is_edited[slot]:
-            account.tallies.append(self.tables.tallies[:, slot].clone())
+        if self._arriving.pop(slot, None) is None and self._is_edited[slot]:
+            self._departed[slot] = account
         self._is_edited[slot] = self._is_known[slot] = self._reads[slot] = False
 
     def begin(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
         """States what the coming pass holds: per request its slot, the first position and the number of tokens."""
         self.collect()
+        self._catch_up()
         known = self._is_known[slots]
         if not known.any():
             self.begin_empty()
@@ -168,6 +206,7 @@ class SteeringState:
     def begin_empty(self) -> None:
         """States that nothing in the coming pass is edited or read."""
         self.collect()
+        self._catch_up()
         if self._dirty:
             self.tables.tokens[: self._dirty].fill_(-1)
             self._dirty = 0
@@ -208,20 +247,34 @@ class SteeringState:
             account.read.append((positions, self.tables.readings[:, start : start + len(positions)].clone()))
         self._pending.clear()
 
-    def settle(self, row: str) -> Account | None:
-        """Closes a request's account and hands it over."""
+    def settle(self, rows: Sequence[str]) -> dict[str, Account]:
+        """Closes the accounts of some requests and hands them over; of rows that never came here there are none."""
         self.collect()
-        for slot in [slot for slot, account in self._sitting.items() if account.spec.row == row]:
+        wanted = set(rows)
+        for slot in [slot for slot, account in self._sitting.items() if account.spec.row in wanted]:
             self.leave(slot)
-        return self.accounts.pop(row, None)
+        self._catch_up()
+        return {row: self.accounts.pop(row) for row in rows if row in self.accounts}
 
-    def tally(self, account: Account) -> dict[int, tuple[float, float]]:
-        """Per edit of this rank: tokens edited, and the sum of ‖Δx‖/‖x‖."""
+    def tallies(self, accounts: Iterable[Account]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """What each request's edits did on this rank.
+
+        Returns:
+            Per account which edits these are, and per edit the tokens edited and the sum of ‖Δx‖/‖x‖; [edits, 2].
+        """
+        given = list(accounts)
+        stays = [copy for account in given for copy in account.tallies]
+        counted = iter(torch.stack(stays).cpu().numpy()) if stays else iter(())  # the only time that anybody waits
+        return [self._of_edits(account, [next(counted) for _ in account.tallies]) for account in given]
+
+    def _of_edits(self, account: Account, stays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         plan = self.plans.get(account.spec.plan or "")
-        if plan is None or not account.tallies:
-            return {} if plan is None else dict.fromkeys(plan.edits, (0.0, 0.0))
-        total = torch.stack(account.tallies).sum(dim=0).tolist()
-        return {e: tuple(total[layer][k]) for e, (layer, k) in zip(plan.edits, plan.places, strict=True)}
+        if plan is None:
+            return np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.float32)
+        whole = np.zeros((len(plan.edits), 2), dtype=np.float32)
+        for stay in stays:
+            whole += stay[plan.layers, plan.places]
+        return plan.edits, whole
 
 
 def _pinned(array: np.ndarray, device: torch.device) -> Tensor:

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from steerlab.core.errors import PlanError
 from steerlab.engines.vllm.specs import Runs, runs_of
 from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.positions import RowPositions
-from steerlab.steering.sets import Ids, Where
+from steerlab.steering.sets import Ids, Marked, Where
+
+KEPT_RUNS = 1024
+"""Sets of positions that are kept, the longest unused dropped first."""
 
 
 @dataclass(frozen=True)
@@ -35,28 +41,43 @@ def resolve(wheres: Sequence[Where], row: Row, max_runs: int) -> tuple[Runs, ...
         PlanError: if positions depend on tokens that are not generated yet, or fall into more runs than there is room
             for.
     """
-    marks = marks_for(wheres, [row.content])
-    found = []
-    for where in wheres:
-        masks = {_mask(where, row, marks, filler) for filler in _fillers(where, row)}
-        if len(masks) > 1:
-            raise PlanError(
-                f"{where} depends on tokens that are still to be generated, which this engine cannot look at before "
-                "they run; restrict it to the prompt, e.g. `... & sl.where.prompt()`."
-            )
-        runs = runs_of(masks.pop())
+    if any(isinstance(leaf, Ids | Marked) for where in wheres for leaf in where.leaves()):
+        found = _found(wheres, row)
+    else:
+        found = _alike(tuple(wheres), row.prompt_len, row.length)
+    for where, runs in zip(wheres, found, strict=True):
         if len(runs) > max_runs:
             raise PlanError(
                 f"{where} selects {len(runs)} separate runs of positions in prompt {row.content.index}; this engine "
                 f"was started with max_runs={max_runs}. Start it with max_runs={len(runs)}."
             )
-        found.append(runs)
+    return found
+
+
+@lru_cache(maxsize=KEPT_RUNS)
+def _alike(wheres: tuple[Where, ...], prompt_len: int, length: int) -> tuple[Runs, ...]:
+    """Without a look at tokens and texts, rows of one length are alike."""
+    rows = RowPositions.of_rows([length], [prompt_len])
+    return tuple(runs_of(where.resolve(rows)[0].numpy()) for where in wheres)
+
+
+def _found(wheres: Sequence[Where], row: Row) -> tuple[Runs, ...]:
+    marks = marks_for(wheres, [row.content])
+    found = []
+    for where in wheres:
+        masks = [_mask(where, row, marks, filler) for filler in _fillers(where, row)]
+        if any(not np.array_equal(mask, masks[0]) for mask in masks[1:]):
+            raise PlanError(
+                f"{where} depends on tokens that are still to be generated, which this engine cannot look at before "
+                "they run; restrict it to the prompt, e.g. `... & sl.where.prompt()`."
+            )
+        found.append(runs_of(masks[0]))
     return tuple(found)
 
 
-def _mask(where: Where, row: Row, marks: Any, filler: int) -> tuple[bool, ...]:
+def _mask(where: Where, row: Row, marks: Any, filler: int) -> np.ndarray:
     ids = [*row.token_ids, *[filler] * (row.length - len(row.token_ids))][: row.length]
-    return tuple(where.resolve(RowPositions.of_tokens([ids], [row.prompt_len], marks))[0].tolist())
+    return where.resolve(RowPositions.of_tokens([ids], [row.prompt_len], marks))[0].numpy()
 
 
 def _fillers(where: Where, row: Row) -> list[int]:

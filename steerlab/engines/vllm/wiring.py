@@ -94,6 +94,9 @@ def check_features(vllm_config: Any) -> None:
             getattr(getattr(compilation, "pass_config", None), "enable_sp", False)
         ),
         "kv_sharing_fast_prefill": bool(getattr(vllm_config.cache_config, "kv_sharing_fast_prefill", False)),
+        "kv_transfer_config, whose stores name cache blocks by their tokens alone,": (
+            getattr(vllm_config, "kv_transfer_config", None) is not None
+        ),
         "data parallelism": parallel.data_parallel_size > 1,
     }
     on = [name for name, is_on in refused.items() if is_on]

@@ -2,7 +2,8 @@
 
 A cache block's identity then says which edits act on which of its tokens. Blocks before a request's first edited
 position stay what they are for unsteered requests; blocks that an edit touches are shared only with requests that make
-the same edits at the same positions. Requests without steering keep the identity that vLLM gives them.
+the same edits at the same positions. Requests without steering keep the identity that vLLM gives them, also
+those that carry something under our name which is not ours: the scheduler of an engine without steering gets it too.
 """
 
 import functools
@@ -10,6 +11,7 @@ import importlib
 import sys
 from typing import Any
 
+from steerlab.engines.vllm.config import KEY
 from steerlab.engines.vllm.specs import RequestSpec
 
 _NAME = "generate_block_hash_extra_keys"
@@ -46,9 +48,10 @@ def block_key(request: Any, start: int, stop: int) -> str | None:
 
     Each block names the edits inside it only: its predecessors are part of its identity already.
     """
-    if request.sampling_params is None or not request.sampling_params.extra_args:
+    params = request.sampling_params
+    if params is None or not params.extra_args or KEY not in params.extra_args:
         return None
-    spec = request.__dict__.get(_PARSED)
-    if spec is None:
-        spec = request.__dict__[_PARSED] = RequestSpec.of(request.sampling_params)
+    if _PARSED not in request.__dict__:
+        request.__dict__[_PARSED] = RequestSpec.of(params) if RequestSpec.is_one(params.extra_args[KEY]) else None
+    spec = request.__dict__[_PARSED]
     return None if spec is None else spec.key_between(start, stop)

@@ -126,12 +126,8 @@ class Settler:
 def _outcomes(rows: Sequence[str], answers: Sequence[tuple[Any, dict[str, np.ndarray]]]) -> Any:
     """Outcomes by row, or what was wrong with one of these rows."""
     found = {row: Outcome(None) for row in rows}
-    mine = [
-        ({**header, "accounts": {n: account for n, account in header["accounts"].items() if n in found}}, arrays)
-        for header, arrays in answers
-    ]
     try:
-        enter_accounts(found, mine)
+        enter_accounts(found, answers)
     except Exception as error:
         return error
     return found

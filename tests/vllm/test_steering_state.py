@@ -1,0 +1,148 @@
+"""Slots and accounts of one worker, without a model: what is written, counted and handed over, and when."""
+
+import numpy as np
+import pytest
+import torch
+
+import steerlab as sl
+from steerlab.engines.vllm.compiled_plan import compile_plan
+from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.op_torch import edit_rows
+from steerlab.engines.vllm.specs import RequestSpec
+from steerlab.engines.vllm.tables import Tables
+
+pytestmark = pytest.mark.vllm
+
+WIDTH = 6
+CONFIG = SteeringConfig((1, 2, 3), max_directions=2, max_runs=2, capture_tokens=4)
+EVERYWHERE = (((0, 100),),)
+
+
+def vector(layer, seed):
+    values = torch.randn(WIDTH, generator=torch.Generator().manual_seed(10 * layer + seed))
+    return sl.SteeringVector.from_tensor(values, layer=layer)
+
+
+PLANS = {
+    "a": sl.Plan(sl.add(vector(1, 0), coef=1.0), sl.add(vector(3, 0), coef=2.0), sl.add(vector(1, 1), coef=3.0)),
+    "b": sl.Plan(sl.add(vector(3, 2), coef=4.0)),
+    "elsewhere": sl.Plan(sl.add(vector(2, 2), coef=4.0)),
+}
+
+
+@pytest.fixture
+def state():
+    """Of a rank that holds the layers 1 and 3 of the three that are wired."""
+    from steerlab.engines.vllm.steering_state import SteeringState
+
+    tables = Tables.make(
+        CONFIG, n_layers=2, n_slots=4, n_tokens=32, d_model=WIDTH, dtype=torch.float32, device=torch.device("cpu")
+    )
+    made = SteeringState(CONFIG, tables, [1, 3])
+    for name, plan in PLANS.items():
+        compiled = compile_plan(plan, CONFIG)
+        made.hold(name, compiled.layers, compiled.places, compiled.groups, compiled.units, compiled.params)
+    return made
+
+
+def run(state, *rows):
+    """One pass of (slot, start, length); the edits it makes at each of the two layers."""
+    state.begin(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
+    hidden = torch.zeros(2, sum(length for _, _, length in rows), WIDTH)
+    for layer in range(2):
+        of = state.tables.of_layer(layer)
+        edit_rows(hidden[layer], None, *(getattr(of, name) for name in of.__dataclass_fields__))
+    return hidden
+
+
+def counted(state, *rows):
+    """Per row the edits of this rank and how many tokens each edited."""
+    accounts = state.settle(rows)
+    tallies = state.tallies(accounts.values())
+    return {
+        row: dict(zip(edits.tolist(), values[:, 0].tolist(), strict=True))
+        for row, (edits, values) in zip(accounts, tallies, strict=True)
+    }
+
+
+def test_requests_that_enter_together_get_their_own_directions(state):
+    state.enter(2, RequestSpec("x", "a", EVERYWHERE))
+    state.enter(0, RequestSpec("y", "b", (((1, 2),),)))
+    state.enter(1, None)
+    state.enter(3, RequestSpec("z", "elsewhere", EVERYWHERE))
+    hidden = run(state, (0, 0, 2), (1, 0, 1), (2, 5, 1), (3, 0, 1))
+    expected = torch.zeros(2, 5, WIDTH)
+    expected[0, 3] = vector(1, 0).values + 3 * vector(1, 1).values
+    expected[1, 3] = 2 * vector(3, 0).values
+    expected[1, 1] = 4 * vector(3, 2).values
+    torch.testing.assert_close(hidden, expected)
+    assert counted(state, "x", "y", "z", "nobody") == {"x": {0: 1, 1: 1, 2: 1}, "y": {0: 1}, "z": {}}
+
+
+def test_many_directions_cross_in_several_goes(state, monkeypatch):
+    from steerlab.engines.vllm import steering_state
+
+    monkeypatch.setattr(steering_state, "STAGED", 2 * 4 * WIDTH)
+    for slot in range(4):
+        state.enter(slot, RequestSpec(f"{slot}", "b", EVERYWHERE))
+    torch.testing.assert_close(
+        run(state, *((slot, 0, 1) for slot in range(4)))[1], (4 * vector(3, 2).values).expand(4, -1)
+    )
+    assert counted(state, *"0123") == {row: {0: 1} for row in "0123"}
+
+
+def test_a_slot_that_changes_hands_keeps_the_accounts_apart(state):
+    state.enter(0, RequestSpec("x", "a", EVERYWHERE))
+    run(state, (0, 0, 3))
+    state.leave(0)
+    state.enter(0, RequestSpec("y", "b", EVERYWHERE))
+    assert not run(state, (0, 0, 2))[0].any()
+    assert counted(state, "y", "x") == {"y": {0: 2}, "x": {0: 3, 1: 3, 2: 3}}
+
+
+def test_a_request_that_leaves_before_it_ran_leaves_nothing(state):
+    state.enter(0, RequestSpec("x", "a", EVERYWHERE))
+    run(state, (0, 0, 3))
+    state.leave(0)
+    state.enter(0, RequestSpec("y", "b", EVERYWHERE))
+    state.leave(0)
+    state.enter(0, None)
+    assert not run(state, (0, 0, 4)).any()
+    accounts = state.settle(["x", "y"])
+    assert (accounts["x"].ran, accounts["y"].ran) == ([(0, 3)], [])
+    assert [values[:, 0].tolist() for _, values in state.tallies(accounts.values())] == [[3, 3, 3], [0]]
+
+
+def test_a_preempted_request_goes_on_with_its_account(state):
+    spec = RequestSpec("x", "b", EVERYWHERE)
+    state.enter(0, spec)
+    run(state, (0, 0, 3))
+    state.leave(0)
+    state.enter(0, spec)
+    state.leave(0)
+    state.enter(2, spec)
+    run(state, (2, 0, 4))
+    run(state, (2, 4, 1))
+    accounts = state.settle(["x"])
+    assert accounts["x"].ran == [(0, 3), (0, 5)]
+    ((edits, values),) = state.tallies(accounts.values())
+    assert (edits.tolist(), values[:, 0].tolist()) == ([0], [8])
+    assert state.settle(["x"]) == {}
+
+
+def test_a_pass_between_leaves_what_others_have_sat_down_for(state):
+    state.enter(0, RequestSpec("x", "b", EVERYWHERE))
+    state.begin_empty()
+    assert run(state, (0, 0, 1))[1].any()
+    state.enter(1, RequestSpec("y", "b", EVERYWHERE))
+    assert run(state, (0, 1, 1), (1, 0, 1))[1].any(dim=-1).all()
+    assert counted(state, "x", "y") == {"x": {0: 2}, "y": {0: 1}}
+
+
+def test_a_plan_that_is_not_held_is_a_problem_of_that_request(state):
+    state.enter(0, RequestSpec("x", "unknown", EVERYWHERE))
+    assert not run(state, (0, 0, 1)).any()
+    accounts = state.settle(["x"])
+    assert "unknown is not held" in accounts["x"].problem
+    ((edits, values),) = state.tallies(accounts.values())
+    assert (len(edits), values.shape) == (0, (0, 2))
