@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steerlab.core.policy import SamplingPolicy
-from steerlab.measures.top_p import MIN_VOCABULARY, ROWS_AT_ONCE, top_p_edges
+from steerlab.measures.top_p import MIN_VOCABULARY, rows_at_once, top_p_edges
 
 
 def widen(logits: Float[Tensor, "*batch d_vocab"], dtype: torch.dtype | None = None) -> Float[Tensor, "*batch d_vocab"]:
@@ -94,7 +94,7 @@ def _edges(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
         return _edges_by_sort(scaled, policy)
     rows = scaled.reshape(-1, scaled.shape[-1])
     edges, sure = top_p_edges(rows, policy.top_p)
-    for rest in (~sure).nonzero()[:, 0].split(ROWS_AT_ONCE):
+    for rest in (~sure).nonzero()[:, 0].split(rows_at_once(rows)):
         if len(rest):
             edges = edges.index_copy(0, rest, _edges_by_sort(rows[rest], policy))
     return edges.reshape(scaled.shape[:-1])

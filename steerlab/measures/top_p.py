@@ -14,8 +14,7 @@ from torch import Tensor
 MIN_VOCABULARY = 2048
 """Below this many tokens the full sort is as fast."""
 
-ROWS_AT_ONCE = 16
-"""Whole rows sorted at once, so that sorting takes little memory."""
+_CPU_ROWS, _DEVICE_ROWS = 16, 512
 
 _HIGHEST = 256
 # Rounding of a mass as the full sort computes it, several times what was seen: absolute, and relative to 1 − top_p.
@@ -37,13 +36,18 @@ def top_p_edges(
     top = scaled.amax(dim=-1, keepdim=True)
     total = torch.sub(scaled, top).exp_().sum(dim=-1, keepdim=True)
     edges, sure, reached = _edges(scaled, _highest_values(scaled, _HIGHEST), top, total, top_p)
-    for part in (~reached).nonzero()[:, 0].split(ROWS_AT_ONCE):
+    for part in (~reached).nonzero()[:, 0].split(rows_at_once(scaled)):
         if not len(part):
             break
         rows = scaled[part]
         found = _edges(rows, _highest_values(rows, rows.shape[-1]), top[part], total[part], top_p)
         edges, sure = edges.index_copy(0, part, found[0]), sure.index_copy(0, part, found[1])
     return edges, sure
+
+
+def rows_at_once(scaled: Tensor) -> int:
+    """How many whole rows to sort at once: few on a CPU, to take little memory; many where launches cost more."""
+    return _CPU_ROWS if scaled.device.type == "cpu" else _DEVICE_ROWS
 
 
 def _edges(scaled: Tensor, values: Tensor, top: Tensor, total: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,7 +79,8 @@ def _highest_values(scaled: Tensor, size: int) -> Tensor:
     """The highest values of each row in descending order, without their ids."""
     size = min(size, scaled.shape[-1])
     if scaled.device.type != "cpu":
-        return scaled.topk(size, dim=-1).values
+        whole = size == scaled.shape[-1]
+        return (scaled.sort(dim=-1, descending=True) if whole else scaled.topk(size, dim=-1)).values
     values = scaled.numpy()  # whose sorts of plain values are vectorised
     if size < values.shape[-1]:
         values = np.partition(values, -size, axis=-1)[:, -size:]

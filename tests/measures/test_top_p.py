@@ -66,3 +66,13 @@ def test_the_edge_gives_the_set_back(row, top_p, top_k, min_p):
         assert nucleus(logits, policy).all()
     else:
         assert torch.equal(up_to_edge(logits, edges), nucleus(logits, policy))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("spread", [0.05, 3.0])
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 0.999])
+def test_equals_the_sort_on_a_gpu(spread, top_p):
+    logits = spread * torch.randn(700, 20_000, generator=torch.Generator().manual_seed(1)).cuda()
+    policy = SamplingPolicy(temperature=0.8, top_p=top_p)
+    assert torch.equal(nucleus_edges(logits, policy), by_sort(logits, policy))
