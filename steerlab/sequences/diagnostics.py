@@ -156,7 +156,7 @@ class DiagnosticsResults:
     """Diagnostics of every response.
 
     Attributes:
-        diagnostics: one pack per response, [B][G].
+        diagnostics: one pack per response, `[B][G]`.
         early_steps: length of the early window.
     """
 

@@ -57,7 +57,7 @@ def as_number(text: str) -> float | None:
 
 
 def rewards_of(sequences: BatchedSequences, reward: Reward | None) -> list[list[float]]:
-    """Every response's reward, [B][G]; NaN without a reward.
+    """Every response's reward, `[B][G]`; NaN without a reward.
 
     Raises:
         RewardError: if the reward fails, or gives something that is not a number; names the row.

@@ -171,7 +171,7 @@ def _as_arrays(nested: Sequence[Sequence[Tensor]]) -> list[list[np.ndarray]]:
 
 
 def _cut(values: Tensor, lens: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-    """Values cut into [B][G] parts of these lengths, copied so that no part keeps the whole alive."""
+    """Values cut into `[B][G]` parts of these lengths, copied so that no part keeps the whole alive."""
     flat = [n for row in lens for n in row]
     if sum(flat) != len(values):
         raise ValueError(f"{len(values)} values for {sum(flat)} tokens")

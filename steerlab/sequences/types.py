@@ -35,12 +35,12 @@ class BatchedSequences:
     Attributes:
         sequences: token ids, [B, G, L_total], int64, on the CPU.
         prompt_lens: the padded prompt length, the same number for each of the B prompts.
-        gen_lens: generated tokens of each response, [B][G]; an emitted EOS and the token that completes a stop string
+        gen_lens: generated tokens of each response, `[B][G]`; an emitted EOS and the token that completes a stop string
             count.
         attention_masks: 1 for tokens, 0 for padding, [B, G, L_total].
-        responses_text: decoded responses, [B][G], special tokens left out, up to the end of a stop string.
-        finish_reasons: `eos`, `stop`, `length` or `error`, [B][G]; None if unknown.
-        sampler_logqs: log q of each token as the sampler recorded it, in nats, [B][G] arrays; NaN where an engine keeps
+        responses_text: decoded responses, `[B][G]`, special tokens left out, up to the end of a stop string.
+        finish_reasons: `eos`, `stop`, `length` or `error`, `[B][G]`; None if unknown.
+        sampler_logqs: log q of each token as the sampler recorded it, nats, `[B][G]` arrays; NaN where an engine keeps
             none (vLLM under temperature or top_p); None if unknown.
         prompts: the prompts as given; None if unknown.
         examples: the data set's row of each prompt; None without a data set.
@@ -151,7 +151,7 @@ class BatchedSequences:
 
         Args:
             prompt_ids: ids of each prompt.
-            response_ids: [B][G] ids of each response.
+            response_ids: `[B][G]` ids of each response.
             pad_id: what padding holds; any id will do.
             responses_text: decoded responses, if known.
             **more: the optional fields.
@@ -216,7 +216,7 @@ def _check_mask(mask: Tensor, prompt_lens: Sequence[int], gen_lens: Sequence[Seq
 
 @dataclass(frozen=True)
 class LogprobResults:
-    """What scoring says of every generated token. Nesting [B][G]; T is the response's length.
+    """What scoring says of every generated token. Nesting `[B][G]`; T is the response's length.
 
     Attributes:
         logprobs: log p of each token under the model's softmax, tensors [T]: on the CPU without a graph from a call
