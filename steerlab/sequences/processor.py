@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.seeds import check_seed
-from steerlab.engines.lens.generating import stop_strings
 from steerlab.sequences.anatomy import find_parts
 from steerlab.sequences.assembly import Assembly
 from steerlab.sequences.config import GenerationConfig, ProcessorConfig, as_dtype, check_count

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from steerlab.core.endings import decode, find_stop
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
-from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules, decode, find_stop
+from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
 from steerlab.engines.lens.generating import GenerationJob, generation_jobs, ran_tokens
 from steerlab.engines.lens.info import eos_token_ids
 from steerlab.engines.lens.rows import Rows, optional_arguments

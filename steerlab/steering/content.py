@@ -1,13 +1,13 @@
 """Finding `span` and `mask` positions in the prompts of a call, before it runs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from steerlab.core.errors import PlanError
-from steerlab.core.text import token_offsets
+from steerlab.core.text import common_prefix_length, token_offsets
 from steerlab.steering.positions import Marks
 from steerlab.steering.sets import Marked, Mask, Span, Where
 
@@ -32,6 +32,10 @@ class PromptContent:
     text: str | None = None
     tokenizer: Any = field(default=None, repr=False)
     limit: int | None = None
+
+    def before(self, context_ids: Sequence[int]) -> "PromptContent":
+        """The same for a row that starts with a context; the two may part where tokens merge with a target's."""
+        return replace(self, limit=common_prefix_length(context_ids, self.token_ids))
 
     def find(self, where: Marked) -> list[int]:
         """The absolute positions that a set holds here.

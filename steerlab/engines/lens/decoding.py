@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from steerlab.core.endings import decode, find_stop
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.engines.lens.rows import left_padded
@@ -218,14 +219,3 @@ def _seen(ids: Tensor, valid: Tensor, d_vocab: int) -> Tensor:
     """Which tokens each row holds."""
     seen = torch.zeros(ids.shape[0], d_vocab + 1, dtype=torch.bool, device=ids.device)
     return seen.scatter_(1, ids.masked_fill(~valid, d_vocab), True)[:, :d_vocab]
-
-
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Text of generated ids, special tokens left out, spaces as they are."""
-    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-
-def find_stop(text: str, strings: Sequence[str]) -> int | None:
-    """Where the earliest stop string begins, if there is one."""
-    found = [place for place in (text.find(string) for string in strings) if place >= 0]
-    return min(found) if found else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.hook_points import HookPoint
-from steerlab.core.text import EncodedPair, common_prefix_length
+from steerlab.core.text import EncodedPair
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import HookPair, edit_pairs
 from steerlab.engines.lens.rows import Rows, left_padded
@@ -66,7 +66,7 @@ class DifferentiableScores:
 
     def _batch(self, chosen: Sequence[tuple[EncodedPair, PromptContent]], vector: Tensor) -> Float[Tensor, " rows"]:
         pairs = [pair for pair, _ in chosen]
-        hooks = self._hooks(vector, marks_for([self._where], [_content(*row) for row in chosen]))
+        hooks = self._hooks(vector, marks_for([self._where], [c.before(p.context_ids) for p, c in chosen]))
         backend = exact_backend(self._bridge, hooks)
         rows = Rows(backend.model, PlanRun(Plan(), len(pairs)), [len(p.context_ids) for p in pairs], use_cache=False)
         keep = max(len(pair.target_ids) for pair in pairs)
@@ -85,8 +85,3 @@ class DifferentiableScores:
             return torch.where(mask, stream + vector.to(value.device, value.dtype), stream)
 
         return edit_pairs([self._point], add)
-
-
-def _content(pair: EncodedPair, content: PromptContent) -> PromptContent:
-    """The prompt of a context; the two may part where tokens merge with a target's."""
-    return replace(content, limit=common_prefix_length(pair.context_ids, content.token_ids))

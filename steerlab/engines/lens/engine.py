@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from steerlab.core.batching import batches_by_tokens
+from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
@@ -23,7 +24,7 @@ from steerlab.engines.lens.capture_task import CaptureTask, check_where
 from steerlab.engines.lens.capturing import HookPair, plan_hooks, whole_prompt_hooks
 from steerlab.engines.lens.differentiable import DifferentiableScores
 from steerlab.engines.lens.encoding import Encoder
-from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules, stop_strings
+from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules
 from steerlab.engines.lens.info import describe_model
 from steerlab.engines.lens.rows import Rows, left_padded
 from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steerlab.core.endings import before_stop, decode, find_stop
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
@@ -17,7 +18,7 @@ from steerlab.core.seeds import SeedLike, row_key, uniforms
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.compiled import CompiledRows, why_not_compiled
-from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules, decode, find_stop
+from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
 from steerlab.engines.lens.info import eos_token_ids
 from steerlab.engines.lens.rows import Rows
 from steerlab.steering.assign import AssignedPlan
@@ -57,28 +58,14 @@ def generation_jobs(
     ]
 
 
-def stop_strings(stop: Any) -> tuple[str, ...]:
-    """Stop strings as a tuple.
-
-    Raises:
-        InputError: for something that is neither a string nor a list of strings.
-    """
-    found = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple | set) else None
-    if found is None or not all(isinstance(string, str) for string in found):
-        raise InputError(f"stop takes a string or a list of strings, got {stop!r:.80}.")
-    return found
-
-
 def stop_rules(bridge: Any, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
     """When rows end.
 
     Raises:
-        InputError: for an empty stop string or a bad number of tokens.
+        InputError: for a bad number of tokens.
     """
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise InputError(f"max_new_tokens is an integer ≥ 0, got {max_new_tokens!r}.")
-    if not all(strings):
-        raise InputError("A stop string is empty; it would end every row at once.")
     return StopRules(eos_token_ids(bridge.original_model, tokenizer), strings, max_new_tokens)
 
 
@@ -151,10 +138,8 @@ class GenerationTask:
     def completion(self, job: GenerationJob) -> Completion:
         """The finished row."""
         output = self.outputs[job.row_index]
-        text = decode(self.tokenizer, output.token_ids)
-        cut = find_stop(text, self.rules.strings)
         return Completion(
-            text=text if cut is None else text[:cut],
+            text=before_stop(decode(self.tokenizer, output.token_ids), self.rules.strings),
             token_ids=output.token_ids,
             finish_reason=output.finish_reason,
             prompt_index=job.prompt_index,

@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from steerlab.core.endings import decode
 from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.seeds import check_seed, row_key, uniforms
 from steerlab.core.text import encode_prompt
 from steerlab.engines.lens.backends import HookPair, choose_backend
-from steerlab.engines.lens.decoding import Decoding, StopRules, decode
+from steerlab.engines.lens.decoding import Decoding, StopRules
 from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.info import context_length, eos_token_ids
 from steerlab.engines.lens.legacy import legacy_rows

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from steerlab.core.endings import eos_ids_of
 from steerlab.core.engine import ModelInfo
 from steerlab.core.hashing import HASH_LENGTH
 from steerlab.models import weights_hash
@@ -48,8 +49,4 @@ def parameters_hash(model: torch.nn.Module) -> str:
 
 def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every id that ends a text: of the tokenizer, the configuration and the generation configuration, if there."""
-    found: set[int] = set()
-    for source in (tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)):
-        ids = getattr(source, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return frozenset(found)
+    return eos_ids_of(tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None))

@@ -1,7 +1,7 @@
 """Teacher forcing: quantities of every target token, prompts run once and shared by their targets."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.errors import SteerlabError
-from steerlab.core.text import common_prefix_length
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.rows import Rows, left_padded, right_padded
@@ -94,7 +93,7 @@ class TeacherForcing:
             self._run_contexts([unique[i] for i in batch])
 
     def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]]) -> None:
-        contents = [self._content(context, pairs[0].prompt_index) for context, pairs in batch]
+        contents = [self.contents[pairs[0].prompt_index].before(context) for context, pairs in batch]
         run = PlanRun(self.assigned.plan, len(batch), contents)
         prompt_lens = [len(context) for context, _ in batch]
         backend = exact_backend(self.bridge, plan_hooks(run))
@@ -104,11 +103,6 @@ class TeacherForcing:
         first = [(pair, row, pair.target_ids[0]) for row, (_, pairs) in enumerate(batch) for pair in pairs]
         self._measure(first, logits)
         self._run_targets(rows, [(row, pair) for row, (_, pairs) in enumerate(batch) for pair in pairs])
-
-    def _content(self, context: Sequence[int], prompt_index: int) -> PromptContent:
-        """The prompt of a context; the two may part where tokens merge with a target's."""
-        content = self.contents[prompt_index]
-        return replace(content, limit=common_prefix_length(context, content.token_ids))
 
     def _extend_in_blocks(self, rows: Rows, ids: Tensor, valid: Tensor) -> Tensor:
         """Runs long contexts block by block, so that attention scores stay small; logits of the last token."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
@@ -20,7 +21,7 @@ from steerlab.engines.vllm.client import Client
 from steerlab.engines.vllm.compiled_plan import wired_layer
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.encoding import Encoder, raise_error
-from steerlab.engines.vllm.generating import GenerationCall, ran_tokens, stop_strings
+from steerlab.engines.vllm.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.info import describe, eos_token_ids, read_config, read_tokenizer
 from steerlab.engines.vllm.isolation import check_isolation
 from steerlab.engines.vllm.planning import Planner, Ready

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steerlab.core.endings import before_stop, decode
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
@@ -114,7 +115,7 @@ class GenerationCall:
             reason = "eos"
         elif result.finish_reason == "stop":
             reason = "stop"
-            text = _before_stop(text, self.stop)
+            text = before_stop(text, self.stop)
         log_probs = self._log_probs(result, ids)
         return Completion(
             text=text,
@@ -139,25 +140,3 @@ class GenerationCall:
 def ran_tokens(request: Request, completion: Completion) -> int:
     """Tokens that the row's result rests on: the last sampled one drives nothing."""
     return len(request.token_ids) + max(0, len(completion.token_ids) - 1)
-
-
-def stop_strings(stop: Sequence[str] | str) -> tuple[str, ...]:
-    """Stop strings as a tuple.
-
-    Raises:
-        InputError: for an empty one, or something else.
-    """
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    if any(not isinstance(string, str) or not string for string in strings):
-        raise InputError(f"stop takes strings that are not empty, got {stop!r}.")
-    return strings
-
-
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Text of generated ids, special tokens left out, spaces as they are."""
-    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-
-def _before_stop(text: str, strings: Sequence[str]) -> str:
-    places = [place for place in (text.find(string) for string in strings) if place >= 0]
-    return text[: min(places)] if places else text

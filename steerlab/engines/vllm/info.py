@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from steerlab.core.endings import eos_ids_of
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.models import weights_hash
@@ -57,11 +58,7 @@ def describe(found: ResolvedModel, config: Any, model_config: Any) -> ModelInfo:
 
 def eos_token_ids(tokenizer: Any, config: Any, path: Path) -> frozenset[int]:
     """Every id that ends a text: of the tokenizer, the configuration and the generation configuration, if there."""
-    found: set[int] = set()
-    for source in (tokenizer, config, _generation_config(path)):
-        ids = getattr(source, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return frozenset(found)
+    return eos_ids_of(tokenizer, config, _generation_config(path))
 
 
 def _generation_config(path: Path) -> Any:
