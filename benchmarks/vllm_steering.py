@@ -4,15 +4,17 @@
     python benchmarks/vllm_steering.py                      # throughput, 1B Llama shape, on a GPU
     python benchmarks/vllm_steering.py --tensor-parallel 2
 
-Three engines are alive at once on the same device: stock vLLM, one wired layer, all layers wired. Each round runs the
-same requests through each of them in turn, every time with an empty prefix cache, so a slow phase of the host falls on
-all of them. The table gives the median tokens a second, and the median over rounds of the ratio to stock vLLM in the
-same round. `--profile` prints where the host's time goes in one steered call.
+Three engines are alive at once on the same device: stock vLLM, one wired layer, all layers wired; with `--hotwire` (and
+`pip install hotwire-vllm`) a fourth, that plugin's, which adds vectors at one layer. Each round runs the same requests
+through each of them in turn, every time with an empty prefix cache, so a slow phase of the host falls on all of them.
+The table gives the median tokens a second, and the median over rounds of the ratio to stock vLLM in the same round.
+`--profile` prints where the host's time goes in one steered call.
 """
 
 import argparse
 import contextlib
 import cProfile
+import json
 import os
 import pstats
 import statistics
@@ -65,6 +67,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="correctness only")
     parser.add_argument("--profile", action="store_true", help="profile one steered call, all layers wired")
+    parser.add_argument("--hotwire", action="store_true", help="the plugin hotwire-vllm in the same rounds")
     parser.add_argument("--shape", default="1b", choices=SHAPES)
     parser.add_argument("--model", help="a model directory; by default a random one is made")
     parser.add_argument("--requests", type=int, default=256)
@@ -143,6 +146,8 @@ def compare(options: argparse.Namespace) -> None:
     """Throughput of all arms, in rounds."""
     with contextlib.ExitStack() as stack:
         arms = [stock_arm(options, stack)]
+        if options.hotwire:
+            arms += hotwire_arms(options, stack)
         n_layers = SHAPES[options.shape]["num_hidden_layers"]
         arms += steered_arms("one layer", [n_layers // 2], ("unsteered", "steered"), options, stack)
         arms += steered_arms("all layers", list(range(n_layers)), ("unsteered", "dose 0", "steered"), options, stack)
@@ -159,17 +164,58 @@ def compare(options: argparse.Namespace) -> None:
 
 def stock_arm(options: argparse.Namespace, stack: contextlib.ExitStack) -> Arm:
     """The work on vLLM as it comes."""
-    from vllm import LLM, SamplingParams
+    llm = start_llm(options, "", stack)
+    return Arm(STOCK, "unsteered", native(llm, options, None), llm.reset_prefix_cache)
 
+
+def hotwire_arms(options: argparse.Namespace, stack: contextlib.ExitStack) -> list[Arm]:
+    """The work on hotwire-vllm: a vector of its own for every request, added at the middle layer; none if it fails."""
+    import torch
+
+    directory, shape = Path(tempfile.mkdtemp()), SHAPES[options.shape]
+    generator = torch.Generator().manual_seed(0)
+    for row in range(options.requests):
+        torch.save(torch.randn(shape["hidden_size"], generator=generator), directory / f"{row}.pt")
+    os.environ |= {"HOTWIRE_VECTORS": str(directory), "HOTWIRE_SLOTS": str(options.requests)}
+    try:
+        llm = start_llm(options, "hotwire", stack)
+    except Exception as error:
+        print(f"hotwire-vllm did not start: {error}")
+        return []
+    layer = shape["num_hidden_layers"] // 2
+    specs = [json.dumps({"id": str(row), "layer": layer, "scale": 0.5}) for row in range(options.requests)]
+    return [
+        Arm("hotwire, one layer", name, native(llm, options, given), llm.reset_prefix_cache)
+        for name, given in (("unsteered", None), ("steered", specs))
+    ]
+
+
+def start_llm(options: argparse.Namespace, plugin: str, stack: contextlib.ExitStack) -> Any:
+    """VLLM with one plugin, or none."""
+    from vllm import LLM
+
+    os.environ["VLLM_PLUGINS"] = plugin
     llm = LLM(options.model, generation_config="vllm", **engine_arguments(options))
     stack.callback(llm.llm_engine.engine_core.shutdown)
-    params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)
+    return llm
+
+
+def native(llm: Any, options: argparse.Namespace, hotwire: list[str] | None) -> Any:
+    """A function that runs the requests through vLLM's own `generate` and returns their tokens."""
+    from vllm import SamplingParams
+
     inputs: Any = [{"prompt_token_ids": prompt} for prompt in make_prompts(options)]
-
-    def run():
-        return [list(row.outputs[0].token_ids) for row in llm.generate(inputs, params, use_tqdm=False)]
-
-    return Arm(STOCK, "unsteered", run, llm.reset_prefix_cache)
+    params = [
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=options.tokens,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=None if hotwire is None else {"hotwire": hotwire[row]},
+        )
+        for row in range(options.requests)
+    ]
+    return lambda: [list(row.outputs[0].token_ids) for row in llm.generate(inputs, params, use_tqdm=False)]
 
 
 def steered_arms(
@@ -182,6 +228,7 @@ def steered_arms(
     """The work on an engine of ours, with and without steering."""
     from steerlab.engines.vllm import VLLMEngine
 
+    os.environ["VLLM_PLUGINS"] = "steerlab"
     engine = stack.enter_context(
         VLLMEngine(options.model, layers=layers, capture_tokens=512, **engine_arguments(options))
     )

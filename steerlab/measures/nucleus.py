@@ -7,7 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steerlab.core.policy import SamplingPolicy
+from steerlab.kernels.availability import runs_kernels
 from steerlab.measures.top_p import MIN_VOCABULARY, rows_at_once, top_p_edges
+
+LEAST_TAIL = 1e-5
+"""With a smaller 1 − top_p, rounding of the total could decide on a GPU, and rows are sorted."""
 
 
 def widen(logits: Float[Tensor, "*batch d_vocab"], dtype: torch.dtype | None = None) -> Float[Tensor, "*batch d_vocab"]:
@@ -23,7 +27,9 @@ def nucleus(logits: Float[Tensor, "*batch d_vocab"], policy: SamplingPolicy) -> 
     top_k keeps the k highest logits. top_p then sorts ascending and drops tokens while their cumulative mass (of what
     top_k left, renormalised) is at most 1 − top_p, so that the token on the boundary stays. min_p drops tokens less
     probable than min_p times the most probable. Ties keep the lower id, at least one token survives, and a temperature
-    of 0 keeps the argmax alone. The set is chosen in float32, as a sampler does, whatever the input's dtype.
+    of 0 keeps the argmax alone. The set is chosen in float32, as a sampler does, whatever the input's dtype. Rows of
+    2048 tokens or more on a GPU have their masses summed in float64, without sorting: where Hugging Face's running
+    float32 sum comes within its own rounding (some 1e-6) of the bound, tokens at the very edge can differ from it.
 
     The repetition penalty needs the tokens so far and comes before: see `apply_repetition_penalty`.
 
@@ -93,6 +99,10 @@ def _edges(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
     if not only_top_p or scaled.shape[-1] < MIN_VOCABULARY:
         return _edges_by_sort(scaled, policy)
     rows = scaled.reshape(-1, scaled.shape[-1])
+    if 1 - policy.top_p > LEAST_TAIL and runs_kernels(rows):
+        from steerlab.kernels.top_p import top_p_edges_on_gpu
+
+        return top_p_edges_on_gpu(rows, policy.top_p).reshape(scaled.shape[:-1])
     edges, sure = top_p_edges(rows, policy.top_p)
     for rest in (~sure).nonzero()[:, 0].split(rows_at_once(rows)):
         if len(rest):

@@ -2,9 +2,11 @@
 
 `policy_steps` gives the values, `policy_steps_gradient` the derivative of log p, log q and entropy by the logits. Both
 are written for rows of logits that exist for a moment only: see `steerlab.sequences`, which calls them chunk by chunk.
+On an NVIDIA GPU, in float32, both run as kernels of their own, see `steerlab.kernels`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -12,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steerlab.core.policy import SamplingPolicy
+from steerlab.kernels.availability import runs_kernels
 from steerlab.measures.nucleus import nucleus_edges, scaled_by, up_to_edge, widen
 
 _FAR = -1e4  # an exponent whose exponential is exactly 0, and which times 0 is 0, unlike −inf
@@ -100,6 +103,8 @@ def policy_steps(
         (-1.2594, 0.9903)
     """
     edges = nucleus_edges(logits, policy)
+    if not with_shape and _is_fused(logits, dtype):
+        return _fused_steps(logits, tokens, policy, edges)
     q = _Distribution(logits, policy, edges, dtype)
     index = tokens[:, None]
     below = (q.wide.gather(-1, index) - q.highest)[:, 0]
@@ -109,6 +114,32 @@ def policy_steps(
         log_qs = log_qs.masked_fill(~q.inside.gather(-1, index)[:, 0], -math.inf)
     shape = q.shape(logits, eos_ids) if with_shape else None
     return PolicySteps(log_probs, log_qs, q.entropy(), edges, shape)
+
+
+def _is_fused(logits: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether rows are measured by GPU kernels: in float32 only."""
+    return logits.dtype == torch.float32 and dtype in (None, torch.float32) and runs_kernels(logits)
+
+
+def _fused_steps(logits: Tensor, tokens: Tensor, policy: SamplingPolicy, edges: Tensor | None) -> PolicySteps:
+    from steerlab.kernels.steps import row_sums_on_gpu
+
+    temperature = 1.0 if policy.is_greedy else policy.temperature
+    scaled = scaled_by(logits, policy)
+    highest, whole, normaliser, moment = row_sums_on_gpu(logits, scaled, edges, temperature).unbind(dim=-1)
+    index = tokens[:, None]
+    below = logits.gather(-1, index)[:, 0] - highest
+    log_qs = below / temperature - normaliser.log()
+    if edges is not None:
+        log_qs = log_qs.masked_fill(~_is_inside(scaled, index, edges), -math.inf)
+    entropies = (normaliser.log() - moment / normaliser).clamp_min(0.0)
+    return PolicySteps(below - whole.log(), log_qs, entropies, edges)
+
+
+def _is_inside(scaled: Tensor, index: Tensor, edges: Tensor) -> Tensor:
+    """Whether each row's token is in its nucleus."""
+    own, cut = scaled.gather(-1, index)[:, 0], scaled.gather(-1, edges[:, None])[:, 0]
+    return (own > cut) | ((own == cut) & (index[:, 0] <= edges))
 
 
 class _Distribution:
@@ -156,7 +187,7 @@ class _Distribution:
             top1_prob=1 / self.normaliser,
             margin=margin,
             collision=collision,
-            renyi2=-collision.log(),
+            renyi2=collision.clamp_max(1.0).reciprocal().log(),  # 0 for a point mass, never −0 or less
             effective_support=self.entropy().exp(),
             support_size=size.to(head.dtype).sum(dim=-1),
             logit_mean=self.highest[:, 0] / self.temperature + self.mean_shifted,
@@ -199,12 +230,14 @@ def policy_steps_gradient(
     Returns:
         The gradient, in the dtype of the computation.
     """
+    if policy.is_greedy:
+        by_log_qs = by_entropies = None  # a point mass does not move with the logits
+    if _is_fused(logits, dtype):
+        return _fused_gradient(logits, tokens, policy, edges, (by_log_probs, by_log_qs, by_entropies))
     q = _Distribution(logits, policy, edges, dtype)
     scale = 1 / q.temperature
     gradient = torch.zeros_like(q.shifted)
     at_token = torch.zeros_like(q.normaliser)
-    if policy.is_greedy:
-        by_log_qs = by_entropies = None  # a point mass does not move with the logits
     if by_log_qs is not None:
         g = by_log_qs.to(gradient.dtype) * scale
         g = g if q.inside is None else g.masked_fill(~q.inside.gather(-1, tokens[:, None])[:, 0], 0.0)
@@ -218,6 +251,17 @@ def policy_steps_gradient(
         gradient.addcmul_(_softmax(q), -g[:, None])
         at_token += g
     return gradient.scatter_add_(-1, tokens[:, None], at_token[:, None])
+
+
+def _fused_gradient(
+    logits: Tensor, tokens: Tensor, policy: SamplingPolicy, edges: Tensor | None, by: Sequence[Tensor | None]
+) -> Tensor:
+    from steerlab.kernels.steps import gradient_on_gpu
+
+    zero = torch.zeros(len(logits), device=logits.device)
+    columns = torch.stack([zero if g is None else g.to(torch.float32) for g in by], dim=-1)
+    temperature = 1.0 if policy.is_greedy else policy.temperature
+    return gradient_on_gpu(logits, scaled_by(logits, policy), edges, temperature, tokens, columns)
 
 
 def _softmax(q: _Distribution) -> Tensor:

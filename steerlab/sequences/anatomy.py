@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from steerlab.core.errors import InputError
 from steerlab.sequences.precision import evaluating
@@ -55,6 +56,7 @@ class Anatomy:
         decoder: the part that turns ids into final hidden states.
         head: the linear layer from those to logits.
         transform: what happens to the logits afterwards.
+        averager: the DistributedDataParallel wrapper around root, which averages gradients; None without one.
     """
 
     root: nn.Module
@@ -62,6 +64,7 @@ class Anatomy:
     decoder: Any
     head: nn.Linear
     transform: LogitTransform
+    averager: DistributedDataParallel | None = None
 
     @property
     def config(self) -> Any:
@@ -119,21 +122,50 @@ def unwrapped(model: Any) -> nn.Module:
     """The model inside DistributedDataParallel, DataParallel and torch.compile wrappers.
 
     Raises:
-        InputError: if there is no Hugging Face causal language model inside.
+        InputError: if there is no Hugging Face causal language model inside, or its parameters are sharded.
     """
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = model.module
-        if inner is None:
-            break
-        model = inner
-    if not isinstance(model, nn.Module) or not hasattr(model, "get_output_embeddings"):
+    root = _wrappings(model)[-1]
+    if not isinstance(root, nn.Module) or not hasattr(root, "get_output_embeddings"):
         raise InputError(
-            f"SequenceProcessor takes a Hugging Face causal language model, got {type(model).__name__}. "
+            f"SequenceProcessor takes a Hugging Face causal language model, got {type(root).__name__}. "
             "Load it with AutoModelForCausalLM.from_pretrained."
         )
-    return model
+    _check_whole(root)
+    return root
+
+
+def _wrappings(model: Any) -> list[Any]:
+    """A model's wrappers from the outside in, and the model itself last."""
+    found = [model]
+    while True:
+        inner = getattr(found[-1], "_orig_mod", None)
+        if inner is None and isinstance(found[-1], DistributedDataParallel | DataParallel):
+            inner = found[-1].module
+        if inner is None:
+            return found
+        found.append(inner)
+
+
+def _check_whole(root: nn.Module) -> None:
+    """Nothing, if the model itself and all of its parameters are here.
+
+    Raises:
+        InputError: for an engine around a model, whose gradients would stay unsynchronised, and for parameters that are
+            sharded or elsewhere.
+    """
+    away = [name for name, parameter in root.named_parameters() if parameter.is_meta]
+    if away:
+        raise InputError(
+            f"{away[0]!r} of {type(root).__name__} is on the meta device: offloaded by a device map, or never loaded. "
+            "Scoring needs every parameter in memory; spread the model over more devices, or load it on the CPU."
+        )
+    inner = root._modules.get("module", root._modules.get("_fsdp_wrapped_module"))
+    sharded = any(type(parameter.data).__name__ == "DTensor" for parameter in root.parameters())
+    if sharded or hasattr(inner, "get_output_embeddings"):
+        raise InputError(
+            f"{type(root).__name__} shards the model or wraps it in a way that is not known here. SequenceProcessor "
+            "takes the plain model, or one in DistributedDataParallel, DataParallel or torch.compile."
+        )
 
 
 def find_parts(model: Any) -> Anatomy:
@@ -143,17 +175,18 @@ def find_parts(model: Any) -> Anatomy:
         InputError: for a model whose logits the parts do not explain.
     """
     root = unwrapped(model)
+    averager = next((w for w in _wrappings(model) if isinstance(w, DistributedDataParallel)), None)
     causal = _without_adapter_wrapper(root)
     if getattr(causal.config, "is_encoder_decoder", False):
         raise InputError(f"{_name(causal)} is an encoder-decoder model; SequenceProcessor takes causal models only.")
     head = causal.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise InputError(
-            f"The head of {_name(causal)} is a {type(head).__name__}, not a plain Linear layer, so its logits cannot "
+            f"The head of {_name(causal)} is a {_path(head)}, not a plain torch Linear layer, so its logits cannot "
             "be made in chunks. Take adapters off the head, or merge them."
         )
     decoder = _decoder(causal)
-    parts = [Anatomy(root, causal, decoder, head, transform) for transform in _transforms(causal.config)]
+    parts = [Anatomy(root, causal, decoder, head, transform, averager) for transform in _transforms(causal.config)]
     errors = [_probe(part) for part in parts]
     best = min(range(len(parts)), key=errors.__getitem__)
     scale = 2e-2 if head.weight.dtype in (torch.float16, torch.bfloat16) else 1e-4
@@ -208,3 +241,9 @@ def _probe(parts: Anatomy) -> float:
 
 def _name(model: Any) -> str:
     return type(model).__name__
+
+
+def _path(module: Any) -> str:
+    """A type with its module: adapter libraries call their layers Linear too."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__name__}"

@@ -11,7 +11,7 @@ from steerlab.sequences.config import ProcessorConfig
 from steerlab.sequences.diagnostics import COLUMNS, DiagnosticsResults, pack_of
 from steerlab.sequences.forcing import ForcedRow
 from steerlab.sequences.head import HeadResult
-from steerlab.sequences.types import FEATURE_NAMES, BatchedSequences, LogprobResults, as_array
+from steerlab.sequences.types import FEATURE_NAMES, BatchedSequences, LogprobResults, as_array, surprisal
 
 _MAIN = ("log_probs", "log_qs", "entropies")
 
@@ -48,7 +48,7 @@ class Assembly:
             torch_entropies = entropies if keep else [[values.detach() for values in row] for row in entropies]
         return LogprobResults(
             logprobs=log_probs,
-            entropies=[[-as_array(values) for values in row] for row in log_probs],
+            entropies=[[surprisal(as_array(values)) for values in row] for row in log_probs],
             sequence_logprobs=_sums(log_probs),
             rb_entropies=[
                 [as_array(values) if compute_rb else as_array(values[:0]) for values in r] for r in entropies
@@ -76,7 +76,11 @@ class Assembly:
 
     def _columns(self, b: int, g: int) -> dict[str, Tensor]:
         found = self._row(b, g)
-        own = {"rb_entropy": found["entropies"], "surprisal": -found["log_probs"], "policy_surprisal": -found["log_qs"]}
+        own = {
+            "rb_entropy": found["entropies"],
+            "surprisal": surprisal(found["log_probs"]),
+            "policy_surprisal": surprisal(found["log_qs"]),
+        }
         return {name: own.get(name, found.get(name, found["log_probs"][:0])) for name in COLUMNS}
 
     def _features(self) -> list[list[Tensor]]:

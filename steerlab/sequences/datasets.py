@@ -2,7 +2,8 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ DatasetFunction = Callable[[str], Sequence[Mapping[str, Any]]]
 
 _QUESTION_FIELDS = ("prompt", "question", "problem", "text")
 _ANSWER_FIELDS = ("answer", "solution", "target")
+_PATIENCE = 2.0  # seconds for the hub to answer
+_NO_TEXTS = (
+    "Check the name and the configuration; where the hub cannot be reached, name a local folder of the data set's "
+    "files, or load it once on a computer that reaches it and copy the library's cache (HF_HOME)."
+)
 
 
 def register_dataset(name: str, fn: DatasetFunction) -> None:
@@ -103,15 +109,71 @@ def _from_file(path: Path, split: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _from_library(path: str, split: str, **options: Any) -> Sequence[Mapping[str, Any]]:
-    known = f"Registered are {', '.join(registered_datasets())}; a file ends in .jsonl."
+def load_texts(dataset_name: str, split: str, *, config: str | None = None, column: str = "text") -> Iterator[str]:
+    """The texts of a split of a Hugging Face data set (or of a folder of its files), row after row.
+
+    Args:
+        dataset_name: the hub's name, or a local folder.
+        split: the split.
+        config: the data set's configuration, e.g. `wikitext-2-raw-v1`.
+        column: the column that holds the text.
+
+    Raises:
+        BackendMissingError: without the `datasets` library.
+        DataError: if the data cannot be had, or a row has no text.
+    """
+    options = {} if config is None else {"name": config}
+    rows = _from_library(dataset_name, split, _NO_TEXTS, **options)
+    return (_text_of(row, column, f"row {k} of {dataset_name} ({split})") for k, row in enumerate(rows))
+
+
+def _text_of(row: Mapping[str, Any], column: str, place: str) -> str:
+    if not isinstance(row.get(column), str):
+        raise DataError(f"{place} has no text in a column {column!r}; its columns are {', '.join(map(str, row))}.")
+    return row[column]
+
+
+def _from_library(path: str, split: str, hint: str = "", **options: Any) -> Sequence[Mapping[str, Any]]:
+    hint = hint or f"Registered are {', '.join(registered_datasets())}; a file ends in .jsonl."
     if importlib.util.find_spec("datasets") is None:
-        raise BackendMissingError(f"There is no data set {path!r}. {known} Others need `pip install datasets`.")
+        raise BackendMissingError(f"There is no data set {path!r}. {hint} Others need `pip install datasets`.")
     library = importlib.import_module("datasets")
     try:
-        return library.load_dataset(path, split=split, **options)
+        with _offline_without_hub(library):
+            return library.load_dataset(path, split=split, **options)
     except Exception as error:
-        raise DataError(f"The datasets library cannot load {path!r}, split {split!r}: {error}. {known}") from error
+        raise DataError(f"The datasets library cannot load {path!r}, split {split!r}: {error}. {hint}") from error
+
+
+@contextmanager
+def _offline_without_hub(library: Any) -> Iterator[None]:
+    """Keeps the library from asking a hub that cannot be reached again and again; what its cache holds still loads."""
+    config = getattr(library, "config", None)
+    if config is None or getattr(config, "HF_HUB_OFFLINE", False) or _reachable(config.HF_ENDPOINT):
+        yield
+        return
+    import huggingface_hub
+
+    places = [config, huggingface_hub.constants]
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether something answers there within two seconds."""
+    import httpx
+
+    try:
+        httpx.head(endpoint, timeout=_PATIENCE)
+    except (httpx.HTTPError, OSError):
+        return False
+    return True
 
 
 def _with_prompt(row: dict[str, Any], place: str) -> dict[str, Any]:

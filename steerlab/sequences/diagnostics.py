@@ -15,7 +15,8 @@ from torch import Tensor
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures.steps import PolicySteps, policy_steps
-from steerlab.sequences.types import as_array, storage
+from steerlab.sequences.config import check_count
+from steerlab.sequences.types import as_array, storage, surprisal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +117,11 @@ class SequenceDiagnostics:
         Args:
             steps: one response's steps.
             early_steps: length of the early window.
+
+        Raises:
+            InputError: for a window that is not an integer ≥ 0.
         """
+        check_count(early_steps, "early_steps", least=0)
         entropy, naive, policy = steps.rb_entropy, steps.surprisal, steps.policy_surprisal
         summarised = ("rb_entropy", "surprisal", "policy_surprisal")
         others = [entry.name for entry in fields(steps) if entry.name not in summarised]
@@ -272,7 +277,11 @@ def columns_of(steps: PolicySteps) -> dict[str, Tensor]:
     """Every per-step diagnostic by name."""
     assert steps.shape is not None
     shape = {entry.name: getattr(steps.shape, entry.name) for entry in fields(steps.shape)}
-    own = {"rb_entropy": steps.entropies, "surprisal": -steps.log_probs, "policy_surprisal": -steps.log_qs}
+    own = {
+        "rb_entropy": steps.entropies,
+        "surprisal": surprisal(steps.log_probs),
+        "policy_surprisal": surprisal(steps.log_qs),
+    }
     return own | shape
 
 

@@ -117,7 +117,8 @@ def entropy_gradient(
     """Estimates ∇H from sequences drawn under the processor's policy and the model's present parameters.
 
     The baseline is a ridge regression of Σ_{j>k} H_j on the step's seven features, fitted on one half of the sequences
-    and used on the other, so that it leaves the estimate unbiased. `.grad` of the parameters is not touched.
+    and used on the other, so that it leaves the estimate unbiased. `.grad` of the parameters is not touched. Under
+    DistributedDataParallel the estimate is of this process's sequences alone: average it over the processes yourself.
 
     Args:
         processor: the processor.
@@ -235,13 +236,19 @@ def _accumulate(
     total = {name: torch.zeros_like(parameter) for name, parameter in chosen.items()}
     size = tf_batch_size or processor.config.generation.tf_batch_size
     shared = dict(zip(places, shares, strict=True))
-    with evaluating(processor.parts.root):
+    with evaluating(processor.parts.root), torch.enable_grad():
         for start in range(0, len(places), size):
             batch = [place for place in places[start : start + size] if len(credit[place])]
             if not batch:
                 continue
             plans = [plan[b] for b, _ in batch] if isinstance(plan, list | tuple) else plan
-            request = ScoringRequest(with_grad=True, rows_at_once=size, plan=plans)
+            request = ScoringRequest(
+                with_grad=True,
+                rows_at_once=size,
+                plan=plans,
+                chunk_rows=processor.head_chunk_rows,
+                averaged=False,
+            )
             assembly, _ = processor.scorer.run(sequences.select(batch), request)
             terms = [
                 shared[place] * assembly.surrogate(k, torch.from_numpy(credit[place])) for k, place in enumerate(batch)

@@ -41,6 +41,8 @@ class Overrides:
             moved[name] = value
         return moved
 
+    @torch.inference_mode(False)  # a copy made in inference mode could not be filled anew outside it
+    @torch.no_grad()
     def at_zero(self) -> dict[str, Tensor]:
         """The parameters as they are now, detached and widened: the mapping of calls without an override.
 

@@ -125,6 +125,11 @@ class PlanDesk:
             self._median_norms.clear()
 
     def _measure_norms(self, site: str) -> None:
+        if self.tokenizer is None:
+            raise InputError(
+                "A dose is measured on reference text, which needs the model's tokenizer, and this SequenceProcessor "
+                "has none; make one with it, or state coef= in place of dose=."
+            )
         ids = encode_prompt(self.tokenizer, reference_text(), d_vocab=self.parts.d_vocab).token_ids
         width = min(_WINDOW, self.parts.context_length or _WINDOW)
         windows = [ids[start : start + width] for start in range(0, len(ids), width)]

@@ -13,7 +13,6 @@ from torch import Tensor
 from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.seeds import check_seed
 from steerlab.sequences.anatomy import find_parts
 from steerlab.sequences.assembly import Assembly
 from steerlab.sequences.config import GenerationConfig, ProcessorConfig, as_dtype, check_count
@@ -23,7 +22,7 @@ from steerlab.sequences.overrides import Overrides, state_override
 from steerlab.sequences.plan_hooks import PlanDesk
 from steerlab.sequences.precision import precise
 from steerlab.sequences.rewards import Reward, rewards_of, tag_reward
-from steerlab.sequences.sampling import Drawing, Sampler
+from steerlab.sequences.sampling import Drawing, Sampler, single_seed
 from steerlab.sequences.scoring import Scorer, ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults, as_array
 from steerlab.sequences.weights_match import check_same_weights
@@ -46,13 +45,12 @@ class SequenceProcessor:
         config: the configuration.
         scorer: what runs the scoring.
         receipts: what the last call's plan edited, one per row, in order b·G + g.
-        head_chunk_rows: rows of logits that exist at once; None takes what fits a fixed number of bytes.
         early_steps: length of the early window of the diagnostics.
 
     Args:
         model: a causal language model of Hugging Face transformers, also inside DistributedDataParallel or with
             LoRA-like adapters.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer. None will do for scoring given ids without a dose.
         logger: gets one line of information per call; None for the package's logger.
         config: a GenerationConfig, a `ProcessorConfig`, or a dictionary `{"generation": {...}, "precision": {...}}`.
 
@@ -79,11 +77,20 @@ class SequenceProcessor:
         with precise(self.config.precision):
             self.parts = find_parts(model)
         self.receipts: list[Receipt] = []
-        self.head_chunk_rows: int | None = None
+        self.head_chunk_rows = None
         self.early_steps = EARLY_STEPS
         self._desk = PlanDesk(self.parts, tokenizer)
         self._overrides = Overrides(self.parts.root, self.config.precision.func_override)
         self.scorer = Scorer(self.parts, self._desk, self._overrides, tokenizer, self.config)
+
+    @property
+    def head_chunk_rows(self) -> int | None:
+        """Rows of logits that exist at once; None takes what fits a fixed number of bytes."""
+        return self._chunk_rows
+
+    @head_chunk_rows.setter
+    def head_chunk_rows(self, rows: int | None) -> None:
+        self._chunk_rows = None if rows is None else check_count(rows, "head_chunk_rows")
 
     # --- prompts --------------------------------------------------------------------------------------------------
 
@@ -102,7 +109,7 @@ class SequenceProcessor:
         Raises:
             DataError: for an unknown data set, or one with fewer rows.
         """
-        examples = sample_examples(dataset_name or DEFAULT_DATASET, split, num_prompts, _seed(seed))
+        examples = sample_examples(dataset_name or DEFAULT_DATASET, split, num_prompts, single_seed(seed))
         return [example["prompt"] for example in examples], examples
 
     # --- generation -----------------------------------------------------------------------------------------------
@@ -135,15 +142,20 @@ class SequenceProcessor:
 
         Raises:
             ContextLengthError: if a prompt and its new tokens exceed the context.
-            InputError: for an engine with other weights.
+            InputError: for an engine with other weights, or without a tokenizer.
         """
+        if self.tokenizer is None:
+            raise InputError(
+                "Generation needs the model's tokenizer, for prompts, stop strings and texts, and this "
+                "SequenceProcessor has none; make one with it. Scoring of given ids goes without."
+            )
         generation = self.config.generation
         drawing = Drawing(
             n=check_count(generation.num_return_sequences if G is None else G, "G"),
             rows_at_once=check_count(
                 generation.gen_batch_size if gen_batch_size is None else gen_batch_size, "gen_batch_size"
             ),
-            seed=_seed(seed) if seed is None or isinstance(seed, int) else seed,
+            seed=single_seed(seed) if seed is None or isinstance(seed, int) else seed,
             stop=stop_strings(stop),
             plan=plan,
             chat=chat,
@@ -193,7 +205,7 @@ class SequenceProcessor:
             Sequences with B = total_sequences and G = 1, and each one's index in the pool, int64 [total_sequences].
         """
         check_count(total_sequences, "total_sequences")
-        base = _seed(seed)
+        base = single_seed(seed)
         pool = sample_examples(dataset_name or DEFAULT_DATASET, split, max_prompts_pool, base, at_most=True)
         indices = np.random.default_rng((base, 1)).integers(0, len(pool), size=total_sequences)
         examples = [pool[i] for i in indices]
@@ -262,7 +274,7 @@ class SequenceProcessor:
         dataset_name: str | None = None,
         split: str = "train",
         num_prompts: int | None = None,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         with_grad: bool = False,
         gen_batch_size: int | None = None,
         tf_batch_size: int | None = None,
@@ -281,7 +293,8 @@ class SequenceProcessor:
             dataset_name: the data set, if there are no prompts.
             split: its split.
             num_prompts: how many prompts to draw, 8 if None.
-            seed: of prompts and responses; None draws one from torch's global generator.
+            seed: of prompts and responses; None draws one from torch's global generator. Given prompts may have a list,
+                as in `generate_batched`.
             with_grad: as in `teacher_force_logprobs`.
             gen_batch_size: rows generated at a time.
             tf_batch_size: rows scored at a time.
@@ -297,13 +310,11 @@ class SequenceProcessor:
         """
         if prompts is not None and (dataset_name is not None or num_prompts is not None):
             raise InputError("Pass prompts, or dataset_name and num_prompts, not both.")
-        base = _seed(seed)
         examples = None
         if prompts is None:
-            prompts, examples = self.sample_prompts(
-                dataset_name, split, 8 if num_prompts is None else num_prompts, base
-            )
-        sequences = self.generate_batched(prompts, G, gen_batch_size, seed=base, stop=stop, plan=plan, engine=engine)
+            seed, count = single_seed(seed), 8 if num_prompts is None else num_prompts
+            prompts, examples = self.sample_prompts(dataset_name, split, count, seed)
+        sequences = self.generate_batched(prompts, G, gen_batch_size, seed=seed, stop=stop, plan=plan, engine=engine)
         if examples is not None:
             sequences = replace(sequences, examples=examples)
         logprobs, diagnostics = self.teacher_force_logprobs_with_diagnostics(
@@ -392,10 +403,3 @@ class SequenceProcessor:
     def _keep(self, receipts: list[Receipt]) -> None:
         self.receipts = receipts
         warn_if_idle(receipts)
-
-
-def _seed(seed: int | None) -> int:
-    """The seed, or one from torch's global generator."""
-    if seed is None:
-        return int(torch.randint(0, 2**31 - 1, ()).item())
-    return int(check_seed(seed, 1))  # pyright: ignore[reportArgumentType]

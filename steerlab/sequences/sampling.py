@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,22 @@ class Sampler:
             sampler_logqs=[[np.array(row.token_log_qs, dtype=np.float32) for row in group] for group in nested],
             prompts=list(given),
         )
+
+
+def single_seed(seed: Any) -> int:
+    """The seed, or for None one from torch's global generator.
+
+    Raises:
+        InputError: for anything else than an integer ≥ 0, a list of seeds included.
+    """
+    if seed is None:
+        return int(torch.randint(0, 2**31 - 1, ()).item())
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise InputError(
+            f"seed is one integer ≥ 0 here, got {seed!r:.80}. A list with one seed per prompt is for calls that get "
+            "the prompts too: generate_batched, and generate_with_logprobs with prompts=."
+        )
+    return int(seed)
 
 
 def encode_prompts(

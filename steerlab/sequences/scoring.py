@@ -1,7 +1,7 @@
 """Scoring in batches: which rows run, with which parameters and precision, and what to refuse."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,14 @@ from steerlab.engines.lens.info import eos_token_ids
 from steerlab.sequences.anatomy import Anatomy
 from steerlab.sequences.assembly import Assembly
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision, ProcessorConfig
+from steerlab.sequences.data_parallel import inside_forward
 from steerlab.sequences.forcing import ForcedRow, Forcing
-from steerlab.sequences.head import HeadSpec
+from steerlab.sequences.head import HeadResult, HeadSpec
 from steerlab.sequences.overrides import Overrides
 from steerlab.sequences.plan_hooks import PlanDesk
 from steerlab.sequences.precision import active_dropout, evaluating, precise
 from steerlab.sequences.types import BatchedSequences
-from steerlab.steering.assign import PlanArgument, group_by_plan
+from steerlab.steering.assign import AssignedPlan, PlanArgument, group_by_plan
 from steerlab.steering.receipts import Receipt
 
 
@@ -37,6 +38,8 @@ class ScoringRequest:
         plan: a plan, None, or a list with one per prompt.
         with_shape: also measure the shape of every distribution.
         chunk_rows: rows of logits at once; None takes what fits.
+        averaged: let a DistributedDataParallel wrapper average the gradients of the backward pass that follows. Not for
+            a caller that takes `torch.autograd.grad`, which such a wrapper cannot see.
     """
 
     with_grad: bool
@@ -46,6 +49,10 @@ class ScoringRequest:
     plan: PlanArgument = None
     with_shape: bool = False
     chunk_rows: int | None = None
+    averaged: bool = True
+
+
+Batch = tuple[list[ForcedRow], AssignedPlan]
 
 
 @dataclass(frozen=True)
@@ -81,23 +88,22 @@ class Scorer:
             else:
                 stack.enter_context(evaluating(self.parts.root))
             forcing = self._forcing(request, sequences.n_prompts)
-            bar = stack.enter_context(tqdm(total=len(rows), desc="score", delay=2.0, leave=False, disable=None))
-            for one, members in group_by_plan(assigned):
-                wanted = set(members)
-                # rows of like length share a batch, so that little is padded
-                mine = sorted((row for row in rows if row.prompt_index in wanted), key=lambda row: len(row.run_ids))
-                for start in range(0, len(mine), request.rows_at_once):
-                    batch = mine[start : start + request.rows_at_once]
-                    result, edited = forcing.run(batch, one)
-                    assembly.take(batch, result)
-                    receipts += edited
-                    bar.update(len(batch))
+            batches = _batches(rows, assigned, request.rows_at_once)
+
+            def work() -> list[dict[str, Any]]:
+                return _in_turn(forcing, batches, receipts)
+
+            averager = self.parts.averager if request.with_grad and request.averaged else None
+            results = work() if averager is None else inside_forward(averager, work)
+            for (batch, _), result in zip(batches, results, strict=True):
+                assembly.take(batch, HeadResult(**result))
         return assembly, sorted(receipts, key=lambda receipt: receipt.row_index)
 
     def _forcing(self, request: ScoringRequest, n_prompts: int) -> Forcing:
         state = self._state(request)
         cast = self._cast(request.with_grad, functional=state is not None)
         pass_precision = self._pass_precision(request.with_grad)
+        named = eos_token_ids(self.parts.causal, self.tokenizer)
         spec = HeadSpec(
             transform=self.parts.transform,
             policy=self.config.generation.policy,
@@ -105,7 +111,7 @@ class Scorer:
             measure_dtype=self.config.precision.measure_dtype,
             cast_logits=pass_precision.cast_logits_fp32,
             with_shape=request.with_shape,
-            eos_ids=tuple(sorted(eos_token_ids(self.parts.causal, self.tokenizer))),
+            eos_ids=tuple(token for token in sorted(named) if token < self.parts.d_vocab),
             chunk_rows=request.chunk_rows,
         )
         return Forcing(self.parts, self.desk, spec, cast, state, n_prompts)
@@ -129,6 +135,11 @@ class Scorer:
         return state | own.check_buffers(request.buffers or {})
 
     def _check_live(self, request: ScoringRequest) -> None:
+        if torch.is_inference_mode_enabled():
+            raise InputError(
+                "Gradients were asked for inside torch.inference_mode(), which keeps no graph; call outside it. Inside "
+                "torch.no_grad() it works."
+            )
         modules = list(self.parts.root.modules())
         checkpointing = any(getattr(m, "gradient_checkpointing", False) and m.training for m in modules)
         if checkpointing and (request.plan is not None or request.params is not None or request.buffers is not None):
@@ -143,6 +154,29 @@ class Scorer:
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def _batches(rows: Sequence[ForcedRow], assigned: Sequence[AssignedPlan], rows_at_once: int) -> list[Batch]:
+    """Rows that run together: of one plan, and of like length, so that little is padded."""
+    found: list[Batch] = []
+    for one, members in group_by_plan(assigned):
+        wanted = set(members)
+        mine = sorted((row for row in rows if row.prompt_index in wanted), key=lambda row: len(row.run_ids))
+        found += [(mine[start : start + rows_at_once], one) for start in range(0, len(mine), rows_at_once)]
+    return found
+
+
+def _in_turn(forcing: Forcing, batches: Sequence[Batch], receipts: list[Receipt]) -> list[dict[str, Any]]:
+    """The fields of every batch's `HeadResult`, in plain dictionaries, which a wrapper can look into; adds receipts."""
+    results = []
+    n_rows = sum(len(batch) for batch, _ in batches)
+    with tqdm(total=n_rows, desc="score", delay=2.0, leave=False, disable=None) as bar:
+        for batch, one in batches:
+            result, edited = forcing.run(batch, one)
+            results.append(vars(result))
+            receipts += edited
+            bar.update(len(batch))
+    return results
 
 
 def forced_rows(sequences: BatchedSequences, parts: Anatomy) -> list[ForcedRow]:

@@ -247,7 +247,7 @@ class LogprobResults:
     @property
     def policy_surprisals(self) -> list[list[np.ndarray]]:
         """−log q of each realised token, NumPy [T]: what pairs with `rb_entropies`; +inf outside the nucleus."""
-        return [[-as_array(values) for values in row] for row in self.token_logqs]
+        return [[surprisal(as_array(values)) for values in row] for row in self.token_logqs]
 
     @property
     def outside_nucleus(self) -> list[list[np.ndarray]]:
@@ -294,6 +294,11 @@ tell of the future, which a baseline must not know.) All are functions of the pr
 def storage() -> Any:
     """The module that reads and writes these types; it knows them, so they look it up late."""
     return importlib.import_module("steerlab.sequences.storage")
+
+
+def surprisal(log_probs: Any) -> Any:
+    """−log p of an array or tensor, with 0 and not −0 for certainty."""
+    return 0.0 - log_probs
 
 
 def as_array(values: Tensor) -> np.ndarray:

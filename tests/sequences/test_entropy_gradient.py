@@ -86,3 +86,13 @@ def test_one_sequence_has_no_standard_error(make_processor):
     found = entropy_gradient(make_processor(), BatchedSequences.from_ids([[5]], [[[6, 7]]]), names=[NAME])
     assert math.isnan(found.entropy_std_error)
     assert found.gradient[NAME].isfinite().all()
+
+
+def test_inside_no_grad(make_processor):
+    processor = make_processor(max_new_tokens=4)
+    drawn = processor.generate_batched(PROMPTS, 2, seed=0)
+    expected = entropy_gradient(processor, drawn, names=[NAME])
+    with torch.no_grad():
+        found = entropy_gradient(processor, drawn, names=[NAME])
+    assert torch.equal(found.gradient[NAME], expected.gradient[NAME])
+    assert not found.gradient[NAME].requires_grad

@@ -106,7 +106,7 @@ def test_a_head_that_is_not_plain_is_refused(make_model, tokenizer):
     model = make_model()
     head = Odd(*model.lm_head.weight.T.shape, bias=False)
     model.set_output_embeddings(head)
-    with pytest.raises(InputError, match="is a Odd, not a plain Linear"):
+    with pytest.raises(InputError, match=r"is a tests\S+\.Odd, not a plain torch Linear"):
         SequenceProcessor(model, tokenizer)
 
 
@@ -129,6 +129,42 @@ def test_inside_data_parallel_and_compile_wrappers(make_model, tokenizer, sequen
         processor = SequenceProcessor(wrapped, tokenizer)
         assert processor.parts.root is model
         np.testing.assert_array_equal(flat(processor.teacher_force_logprobs(sequences).logprobs), expected)
+
+
+def test_engines_around_a_model_are_refused(make_model, tokenizer):
+    class Engine(torch.nn.Module):
+        """Passes everything through, as training engines do."""
+
+        def __init__(self, model):
+            super().__init__()
+            self.module = model
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("module"), name)
+
+    with pytest.raises(InputError, match="Engine shards the model or wraps it in a way that is not known"):
+        SequenceProcessor(Engine(make_model()), tokenizer)
+
+
+def test_offloaded_parameters_are_refused(make_model, tokenizer):
+    with pytest.raises(InputError, match=r"'model\.embed_tokens\.weight' of LlamaForCausalLM is on the meta device"):
+        SequenceProcessor(make_model().to("meta"), tokenizer)
+
+
+def test_sharded_parameters_are_refused(make_model, tokenizer, tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        with pytest.raises(InputError, match="FSDPLlamaForCausalLM shards the model"):
+            SequenceProcessor(fully_shard(make_model(), mesh=mesh), tokenizer)
+    finally:
+        dist.destroy_process_group()
 
 
 class LowRank(torch.nn.Module):

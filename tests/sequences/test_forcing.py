@@ -1,10 +1,12 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from steerlab.core.errors import ContextLengthError, InputError
+import steerlab as sl
+from steerlab.core.errors import ContextLengthError, InputError, PlanError
 from steerlab.sequences import FEATURE_NAMES, BatchedSequences, SequenceProcessor
 from tests.sequences.helpers import entropy_of, reference_q, step_logits
 
@@ -174,6 +176,62 @@ def test_other_models_are_refused(tokenizer):
 def test_batch_sizes(make_processor, sequences, size):
     with pytest.raises(InputError, match="tf_batch_size is an integer ≥ 1"):
         make_processor().teacher_force_logprobs(sequences, tf_batch_size=size)
+
+
+@pytest.mark.parametrize("rows", [0, -3, 1.5, True])
+def test_chunks_of_the_head(make_processor, rows):
+    processor = make_processor()
+    with pytest.raises(InputError, match=f"head_chunk_rows is an integer ≥ 1, got {rows}"):
+        processor.head_chunk_rows = rows
+    assert processor.head_chunk_rows is None
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, True])
+def test_early_windows(make_processor, sequences, steps):
+    processor = make_processor()
+    processor.early_steps = steps
+    with pytest.raises(InputError, match="early_steps is an integer ≥ 0"):
+        processor.teacher_force_logprobs_with_diagnostics(sequences)
+
+
+def test_without_a_tokenizer(make_model, sequences, tokenizer):
+    config = {"generation": {"top_p": 0.9}}
+    with_one, without = (SequenceProcessor(make_model(), t, config=config) for t in (tokenizer, None))
+    vector = sl.SteeringVector.from_tensor(torch.ones(64), layer=1)
+    for plan in (None, sl.Plan(sl.add(vector, coef=1.0))):
+        expected, results = (
+            p.teacher_force_logprobs_with_diagnostics(sequences, plan=plan) for p in (with_one, without)
+        )
+        np.testing.assert_array_equal(flat(results[0].token_logqs), flat(expected[0].token_logqs))
+        pd.testing.assert_frame_equal(results[1].steps_frame(), expected[1].steps_frame())  # the model names its EOS
+    for prompts in (["The ferry"], [[5, 6]]):
+        with pytest.raises(InputError, match="Generation needs the model's tokenizer"):
+            without.generate_batched(prompts, 1)
+    with pytest.raises(InputError, match=r"A dose is measured on reference text.*state coef="):
+        without.teacher_force_logprobs(sequences, plan=sl.Plan(sl.add(vector, dose=0.1)))
+    by_text = sl.Plan(sl.add(vector, coef=1.0, where=sl.where.span("ferry")))
+    with pytest.raises(PlanError, match="needs the prompt's text"):
+        without.teacher_force_logprobs(sequences, plan=by_text)
+
+
+def test_an_eos_id_that_the_model_has_no_logit_for(make_model, tokenizer, sequences):
+    model = make_model()
+    model.generation_config.eos_token_id = [1, 99999]
+    found = SequenceProcessor(model, tokenizer).teacher_force_logprobs_with_diagnostics(sequences)[1].steps_frame()
+    expected = SequenceProcessor(make_model(), tokenizer).teacher_force_logprobs_with_diagnostics(sequences)[1]
+    np.testing.assert_array_equal(found["eos_prob"], expected.steps_frame()["eos_prob"])
+
+
+def test_certainty_is_zero_and_not_minus_zero(make_processor):
+    processor = make_processor(do_sample=False)
+    drawn = processor.generate_batched([[5, 6, 7]], 1, seed=0)
+    results, diagnostics = processor.teacher_force_logprobs_with_diagnostics(drawn)
+    frame = diagnostics.steps_frame()
+    found = [frame[name] for name in ("rb_entropy", "renyi2", "two_point_entropy", "policy_surprisal")]
+    for values in (*found[:2], *found[3:], flat(results.rb_entropies), flat(results.policy_surprisals)):
+        assert set(values) == {0.0}
+    for values in (*found, flat(results.rb_entropies), flat(results.policy_surprisals), flat(results.entropies)):
+        assert not np.signbit(values).any()
 
 
 def test_the_model_is_left_as_it_was(make_processor, sequences):

@@ -64,6 +64,23 @@ def test_seeds_and_batches(make_processor):
     assert ids_of(processor.generate_batched(PROMPTS, 1)) == unseeded[0] != unseeded[1]
 
 
+def test_a_list_of_seeds_needs_given_prompts(make_processor):
+    processor = make_processor(max_new_tokens=4)
+    drawn, _, _ = processor.generate_with_logprobs(PROMPTS, G=2, seed=[4, 9])
+    assert ids_of(drawn) == ids_of(processor.generate_batched(PROMPTS, 2, seed=[4, 9]))
+    with pytest.raises(InputError, match="one per prompt: got 3 seeds for 2 prompts"):
+        processor.generate_with_logprobs(PROMPTS, G=1, seed=[1, 2, 3])
+    for call in (
+        lambda seed: processor.generate_with_logprobs(num_prompts=2, G=1, seed=seed),
+        lambda seed: processor.sample_prompts(None, num_prompts=2, seed=seed),
+        lambda seed: processor.generate_with_replacement_sampling(2, seed=seed),
+    ):
+        with pytest.raises(InputError, match=r"seed is one integer ≥ 0 here, got \[1, 2\]"):
+            call([1, 2])
+        with pytest.raises(InputError, match="seed is one integer ≥ 0 here, got -1"):
+            call(-1)
+
+
 def test_scores_reproduce_to_the_bit(make_processor):
     runs = [make_processor(top_p=0.9).generate_with_logprobs(PROMPTS, G=4, seed=3, compute_rb=True) for _ in range(2)]
     for get in (lambda r: r[1].token_logqs, lambda r: r[1].rb_entropies, lambda r: r[0].sampler_logqs):

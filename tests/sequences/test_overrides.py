@@ -69,6 +69,21 @@ def test_zero_eta_follows_an_optimiser(make_processor, sequences):
         np.testing.assert_allclose(third, scores(fresh, sequences), atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_calls_inside_and_outside_inference_mode(make_processor, sequences, dtype):
+    processor = make_processor(dtype)
+    with torch.inference_mode():
+        inside = scores(processor, sequences)
+        with pytest.raises(InputError, match=r"inside torch\.inference_mode\(\), which keeps no graph"):
+            scores(processor, sequences, with_grad=True)
+    np.testing.assert_array_equal(scores(processor, sequences), inside)
+    with torch.no_grad():
+        np.testing.assert_array_equal(scores(processor, sequences), inside)
+        graph = processor.teacher_force_logprobs(sequences, with_grad=True)
+    graph.logprobs[0][0].sum().backward()
+    assert processor.parts.root.get_parameter(HEAD).grad.abs().max() > 0
+
+
 def test_narrow_weights_are_widened_and_kept(make_processor, sequences):
     processor = make_processor(torch.bfloat16)
     widened = processor.params_override({}, 0.0)

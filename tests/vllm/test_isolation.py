@@ -83,14 +83,30 @@ def test_a_random_mixture_answers_as_clean_engines_do(engine, plans):
     names = list(plans)
     clean = {(p, n): fresh(engine, prompts[p], plans[n]) for p in range(len(prompts)) for n in names}
     engine.llm.reset_prefix_cache()
-    drawn = [(int(rng.integers(len(prompts))), names[rng.integers(len(names))]) for _ in range(120)]
-    for start in range(0, len(drawn), 24):
-        batch = drawn[start : start + 24]
+    drawn = [(int(rng.integers(len(prompts))), names[rng.integers(len(names))]) for _ in range(2000)]
+    for start in range(0, len(drawn), 100):
+        batch = drawn[start : start + 100]
         rows = engine.generate(
             [prompts[p] for p, _ in batch], plan=[plans[n] for _, n in batch], policy=GREEDY, max_new_tokens=12
         )
         for key, row in zip(batch, rows, strict=True):
             assert_equal(row, clean[key])
+
+
+def test_one_bad_plan_in_a_batch_of_64_fails_alone(engine, plans, vector):
+    unwired = sl.Plan(sl.add(vector(0), coef=1.0))
+    names = [list(plans)[row % len(plans)] for row in range(64)]
+    given = [unwired if row == 37 else plans[name] for row, name in enumerate(names)]
+    arguments = {"policy": GREEDY, "max_new_tokens": 4}
+    with pytest.raises(sl.PlanError, match="layer 0"):
+        engine.generate([OTHER] * 64, plan=given, **arguments)
+    rows = engine.generate([OTHER] * 64, plan=given, on_error="return", **arguments)
+    assert rows[37].finish_reason == "error"
+    assert list(engine.errors) == [37]
+    clean = {name: fresh(engine, OTHER, plan, max_new_tokens=4) for name, plan in plans.items()}
+    for row, name in enumerate(names):
+        if row != 37:
+            assert_equal(rows[row], clean[name])
 
 
 def test_a_continued_prompt_is_not_read_as_generated(engine, vector, seen):

@@ -57,7 +57,10 @@ def run(state, *rows):
 
 def counted(state, *rows):
     """Per row the edits of this rank and how many tokens each edited."""
-    accounts = state.settle(rows)
+    return counted_of(state, state.settle(rows))
+
+
+def counted_of(state, accounts):
     tallies = state.tallies(accounts.values())
     return {
         row: dict(zip(edits.tolist(), values[:, 0].tolist(), strict=True))
@@ -146,3 +149,36 @@ def test_a_plan_that_is_not_held_is_a_problem_of_that_request(state):
     assert "unknown is not held" in accounts["x"].problem
     ((edits, values),) = state.tallies(accounts.values())
     assert (len(edits), values.shape) == (0, (0, 2))
+
+
+def test_steps_of_one_token_go_on_from_the_last_pass(state):
+    """The same edits, positions and accounts as when every pass is stated anew."""
+    where = (((2, 4), (6, 7)),)
+    state.enter(1, RequestSpec("x", "b", where))
+    state.enter(2, None)
+    state.enter(0, RequestSpec("y", "b", (((9, 11),),)))
+    edited = []
+    for step in range(6):
+        hidden = run(state, (2, 4 + step, 1), (1, 1 + step, 1), (0, 8 + step, 1))
+        edited.append([bool(row.any()) for row in hidden[1]])
+    expected = [[False, 1 + s in {2, 3, 6}, 8 + s in {9, 10}] for s in range(6)]
+    assert edited == expected
+    assert counted(state, "x", "y") == {"x": {0: 3}, "y": {0: 2}}
+
+
+def test_a_request_that_enters_leaves_or_jumps_ends_the_run_of_steps(state):
+    state.enter(0, RequestSpec("x", "b", EVERYWHERE))
+    state.enter(1, RequestSpec("y", "b", (((0, 3),),)))
+    run(state, (0, 0, 1), (1, 0, 1))
+    run(state, (0, 1, 1), (1, 1, 1))
+    state.leave(0)
+    state.enter(0, RequestSpec("z", "b", (((50, 60),),)))
+    assert [bool(row.any()) for row in run(state, (0, 2, 1), (1, 2, 1))[1]] == [False, True]
+    assert [bool(row.any()) for row in run(state, (0, 3, 1), (1, 3, 1))[1]] == [False, False]
+    assert [bool(row.any()) for row in run(state, (1, 4, 1), (0, 4, 1))[1]] == [False, False]
+    assert [bool(row.any()) for row in run(state, (1, 1, 1), (0, 50, 1))[1]] == [True, True]
+    accounts = state.settle(["x", "y", "z"])
+    assert accounts["x"].ran == [(0, 2)]
+    assert accounts["y"].ran == [(0, 5), (1, 2)]
+    assert accounts["z"].ran == [(2, 5), (50, 51)]
+    assert counted_of(state, accounts) == {"x": {0: 2}, "y": {0: 4}, "z": {0: 1}}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,7 +10,10 @@ from torch import Tensor
 
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.specs import RequestSpec, Runs, clip, positions_in
-from steerlab.engines.vllm.tables import Tables
+from steerlab.engines.vllm.tables import POSITION, Tables
+
+if TYPE_CHECKING:
+    from steerlab.engines.vllm.measuring import Measuring, Part
 
 STAGED = 1 << 26
 """Bytes of directions that cross to the device in one go; vLLM leaves little of its memory free."""
@@ -50,6 +54,7 @@ class Account:
         ran: runs of positions that went through the model, in order; a position may occur twice.
         tallies: copies of the slot's tallies, one per stay in a slot; [layers, directions, 2].
         read: positions that were read, in order, and their streams [layers, positions, d_model].
+        measured: what passes measured, in order; a position may occur twice.
     """
 
     spec: RequestSpec
@@ -57,6 +62,7 @@ class Account:
     ran: list[tuple[int, int]] = field(default_factory=list)
     tallies: list[Tensor] = field(default_factory=list)
     read: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    measured: list["Part"] = field(default_factory=list)
 
 
 class SteeringState:
@@ -66,10 +72,13 @@ class SteeringState:
         config: what is wired.
         tables: the operator's buffers.
         layers: the wired layers of this rank, in the order of the tables.
+        measuring: what is told of requests and passes too; None on a pipeline stage without the LM head.
     """
 
-    def __init__(self, config: SteeringConfig, tables: Tables, layers: Sequence[int]) -> None:
-        self.config, self.tables, self.layers = config, tables, list(layers)
+    def __init__(
+        self, config: SteeringConfig, tables: Tables, layers: Sequence[int], measuring: "Measuring | None" = None
+    ) -> None:
+        self.config, self.tables, self.layers, self.measuring = config, tables, list(layers), measuring
         n_slots = tables.counts.shape[1]
         self.plans: dict[str, HeldPlan] = {}
         self.accounts: dict[str, Account] = {}
@@ -82,6 +91,7 @@ class SteeringState:
         self._begun = np.zeros(n_slots, dtype=np.int64)
         self._ended = np.zeros(n_slots, dtype=np.int64)
         self._dirty = 0  # tokens of the last pass that were not all −1
+        self._last: tuple[np.ndarray, np.ndarray] | None = None  # slots and positions that the tables hold a token of
         self._pending: list[tuple[Account, list[int], int]] = []
 
     def hold(
@@ -114,8 +124,11 @@ class SteeringState:
         self.leave(slot)
         if spec is None:
             return
+        self._last = None
         account = self.accounts.setdefault(spec.row, Account(spec))
         self._sitting[slot] = account
+        if self.measuring is not None:
+            self.measuring.enter(slot, account)
         self._is_known[slot], self._reads[slot] = True, bool(spec.read)
         self._begun[slot] = self._ended[slot] = -1
         if spec.plan is None:
@@ -178,6 +191,9 @@ class SteeringState:
         account = self._sitting.pop(slot, None)
         if account is None:
             return
+        self._last = None
+        if self.measuring is not None:
+            self.measuring.leave(slot)
         self._close_run(slot, account)
         if self._arriving.pop(slot, None) is None and self._is_edited[slot]:
             self._departed[slot] = account
@@ -185,6 +201,11 @@ class SteeringState:
 
     def begin(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
         """States what the coming pass holds: per request its slot, the first position and the number of tokens."""
+        if self.measuring is not None:
+            self.measuring.begin(slots, starts, lengths)
+        if self._goes_on(slots, starts, lengths):
+            self._advance(slots, starts)
+            return
         self.collect()
         self._catch_up()
         known = self._is_known[slots]
@@ -202,9 +223,26 @@ class SteeringState:
             self._plan_reading(table, slots, starts, lengths, firsts)
         to_device(table, self.tables.tokens.device, out=self.tables.tokens[: len(table)])
         self._dirty = total
+        self._last = (slots.copy(), starts.copy()) if (lengths == 1).all() and not self._pending else None
+
+    def _goes_on(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> bool:
+        """Whether every request of the last pass, and no other, goes on by one token: most passes of a generation."""
+        if self._last is None or len(slots) != len(self._last[0]):
+            return False
+        last_slots, last_starts = self._last
+        return bool((lengths == 1).all() and (slots == last_slots).all() and (starts == last_starts + 1).all())
+
+    def _advance(self, slots: np.ndarray, starts: np.ndarray) -> None:
+        """The tables of the last pass, every token one further; a step on the host is as dear as one on the device."""
+        self.tables.tokens[: len(slots), POSITION].add_(1)
+        self._ended[slots] = starts + 1
+        self._last = (slots.copy(), starts.copy())
 
     def begin_empty(self) -> None:
-        """States that nothing in the coming pass is edited or read."""
+        """States that nothing in the coming pass is edited, read or measured."""
+        if self.measuring is not None:
+            self.measuring.begin_empty()
+        self._last = None
         self.collect()
         self._catch_up()
         if self._dirty:
