@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from steerlab.engines.vllm import VLLMEngine
     from steerlab.experiment import Controls, Effect, Experiment
     from steerlab.experiment.diagnostics_plot import plot_diagnostics
+    from steerlab.experiment.run_comparison import compare
+    from steerlab.scoring.distributions import read_distributions
+    from steerlab.scoring.divergence import Divergence, divergence
     from steerlab.scoring.sliding import Perplexity, perplexity
     from steerlab.sequences import (
         BatchedSequences,
@@ -87,6 +90,7 @@ _NAMES = {
     "DiagnosticsPack": "steerlab.sequences",
     "DiagnosticsResults": "steerlab.sequences",
     "DistributionDiagnostics": "steerlab.sequences",
+    "Divergence": "steerlab.scoring.divergence",
     "Effect": "steerlab.experiment",
     "Engine": "steerlab.core.engine",
     "EngineError": "steerlab.core.errors",
@@ -125,8 +129,10 @@ _NAMES = {
     "ablate": "steerlab.steering.operators",
     "add": "steerlab.steering.operators",
     "clamp": "steerlab.steering.operators",
+    "compare": "steerlab.experiment.run_comparison",
     "create_steering_hook": "steerlab.engines.lens",
     "current_step": "steerlab.engines.lens",
+    "divergence": "steerlab.scoring.divergence",
     "explain": "steerlab.steering.explain",
     "export_gguf": "steerlab.steering.formats.gguf",
     "extract": "steerlab.steering.extract",
@@ -137,6 +143,7 @@ _NAMES = {
     "load": "steerlab.engines.lens",
     "perplexity": "steerlab.scoring.sliding",
     "plot_diagnostics": "steerlab.experiment.diagnostics_plot",
+    "read_distributions": "steerlab.scoring.distributions",
     "register_dataset": "steerlab.sequences",
     "rotate": "steerlab.steering.operators",
     "set": "steerlab.steering.operators",
@@ -157,6 +164,7 @@ __all__ = [
     "DiagnosticsPack",
     "DiagnosticsResults",
     "DistributionDiagnostics",
+    "Divergence",
     "Effect",
     "Engine",
     "EngineError",
@@ -196,8 +204,10 @@ __all__ = [
     "ablate",
     "add",
     "clamp",
+    "compare",
     "create_steering_hook",
     "current_step",
+    "divergence",
     "explain",
     "export_gguf",
     "extract",
@@ -208,6 +218,7 @@ __all__ = [
     "load",
     "perplexity",
     "plot_diagnostics",
+    "read_distributions",
     "register_dataset",
     "rotate",
     "schedule",

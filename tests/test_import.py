@@ -10,13 +10,13 @@ HEAVY = ["torch", "transformers", "transformer_lens", "vllm", "matplotlib", "pan
 
 PUBLIC = """
 Activations BackendMissingError BatchedSequences Completion ContextLengthError ContrastPairs Controls DataError
-DiagnosticsPack DiagnosticsResults DistributionDiagnostics Effect Engine EngineError Experiment GenerationConfig
-Generations HookPointError InputError LensEngine LogprobResults ModelNotFoundError Perplexity Plan PlanError
-PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores SequenceDiagnostics
+DiagnosticsPack DiagnosticsResults DistributionDiagnostics Divergence Effect Engine EngineError Experiment
+GenerationConfig Generations HookPointError InputError LensEngine LogprobResults ModelNotFoundError Perplexity Plan
+PlanError PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores SequenceDiagnostics
 SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics VLLMEngine VectorFileError
-VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp create_steering_hook
-current_step explain export_gguf extract generate_steered_response hooked_generate import_loreft import_sae load
-perplexity plot_diagnostics register_dataset rotate schedule when where
+VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp compare
+create_steering_hook current_step divergence explain export_gguf extract generate_steered_response hooked_generate import_loreft import_sae
+load perplexity plot_diagnostics read_distributions register_dataset rotate schedule when where
 """.split()
 
 

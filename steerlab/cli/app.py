@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from steerlab.cli import convert, demo, extract, generate, perplexity, run, score, serve
+from steerlab.cli import convert, demo, divergence, extract, generate, perplexity, run, score, serve
 from steerlab.cli.console import complain, own_warnings_only
 from steerlab.core.errors import SteerlabError
 
@@ -64,6 +64,7 @@ app.command("extract")(extract.extract)
 app.command("generate")(generate.generate)
 app.command("score")(score.score)
 app.command("perplexity")(perplexity.perplexity)
+app.command("divergence")(divergence.divergence)
 app.command("run")(run.run)
 app.command("convert")(convert.convert)
 app.command("serve")(serve.serve)

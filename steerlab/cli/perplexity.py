@@ -7,13 +7,12 @@ import typer
 
 import steerlab as sl
 from steerlab.cli.console import say, show_json
-from steerlab.cli.loading import loaded, make_plan, read_text
+from steerlab.cli.loading import check_writable, make_plan
 from steerlab.cli.options import (
     DEFAULT_MODEL,
     CoefOption,
     DoseOption,
     Dtype,
-    DtypeOption,
     JsonOption,
     LayerOption,
     ModelOption,
@@ -21,38 +20,79 @@ from steerlab.cli.options import (
     VectorOption,
     WhereOption,
 )
+from steerlab.cli.texts import (
+    Backend,
+    ColumnOption,
+    ConfigOption,
+    ContextOption,
+    DatasetOption,
+    FileOption,
+    SplitOption,
+    StrideOption,
+    TextOption,
+    chosen_text,
+    opened,
+)
 
 
 def perplexity(
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Text file.", show_default=False)] = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The text itself instead.", show_default=False)
-    ] = None,
+    file: FileOption = None,
+    text: TextOption = None,
+    dataset: DatasetOption = None,
+    dataset_config: ConfigOption = None,
+    split: SplitOption = "test",
+    column: ColumnOption = "text",
     model: ModelOption = DEFAULT_MODEL,
-    dtype: DtypeOption = Dtype.FLOAT32,
-    context_length: Annotated[
-        int | None, typer.Option(help="Tokens per window; the model's context by default.", show_default=False)
+    engine: Annotated[Backend, typer.Option(help="What runs the model.")] = Backend.LENS,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            help="Of weights and activations; float32 by default, with vLLM the checkpoint's.", show_default=False
+        ),
     ] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="New tokens per window; the whole window by default.", show_default=False)
+    quantization: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", help="vLLM's quantization, if the checkpoint names none.", show_default=False),
     ] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs that share each layer (vLLM).")] = 1,
+    context_length: ContextOption = None,
+    stride: StrideOption = None,
     vector: VectorOption = None,
     layer: LayerOption = None,
     dose: DoseOption = None,
     coef: CoefOption = None,
     where: WhereOption = Position.DEFAULT,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep finished windows here, and go on from them.", show_default=False),
+    ] = None,
+    distributions: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write every full next-token distribution here.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the perplexity of a text.
 
     Every token but the first is scored once, in windows of the context length.
     """
-    if (file is None) == (text is None):
-        raise sl.InputError("Say which text: either --file or --text.")
-    content = read_text(file) if file is not None else str(text)
+    content = chosen_text(file, text, dataset, dataset_config, split, column)
     plan = make_plan(vector, layer, dose, coef, where)
-    with loaded(model, dtype) as engine:
-        found = sl.perplexity(engine, content, context_length=context_length, stride=stride, plan=plan)
+    if distributions is not None:
+        check_writable(distributions, folder=True)
+        if dataset is not None:
+            content = "".join(content)  # their size must be known before
+    options = {"quantization": quantization, "tensor_parallel_size": tensor_parallel_size}
+    with opened(model, engine, dtype, plan, **options, max_model_len=context_length) as running:
+        found = sl.perplexity(
+            running,
+            content,
+            context_length=context_length,
+            stride=stride,
+            plan=plan,
+            resume=resume,
+            distributions=distributions,
+        )
     if as_json:
         names = ["perplexity", "nll", "num_tokens", "bits_per_byte", "context_length", "stride"]
         show_json({name: getattr(found, name) for name in names})

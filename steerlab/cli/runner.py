@@ -83,7 +83,7 @@ def run_experiment(spec: ExperimentSpec, *, source: Path | None = None) -> None:
 
 def _write(spec: ExperimentSpec, experiment: sl.Experiment) -> dict[str, Path]:
     """Saves the run and its report; returns what lies where."""
-    places = {"run directory": experiment.save(overwrite=True)}
+    places = {"run directory": experiment.save()}
     return places | ({"report": experiment.report()} if spec.report else {})
 
 

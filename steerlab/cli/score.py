@@ -23,6 +23,8 @@ from steerlab.cli.options import (
     WhereOption,
 )
 
+FIGURES = ("variant", "log_prob", "num_tokens", "mean_log_prob", "perplexity", "bits_per_byte", "boundary")
+
 
 class Cut(StrEnum):
     """How prompt and target are encoded."""
@@ -53,19 +55,28 @@ def score(
     boundary: Annotated[
         Cut, typer.Option(help="Encode prompt and target together (joint) or each alone (separate).")
     ] = Cut.JOINT,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Score each target with this before it; repeatable: --variant '' --variant ' '.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Score targets exactly, steered or not.
 
     Prints the log-probability of each target after its prompt, in nats, and its perplexity per token.
     """
+    variants = variant or [""]
     prompts, targets = _read_pairs(prompt, target, file)
     plan = make_plan(vector, layer, dose, coef, where)
     with loaded(model, dtype) as engine:
-        scores = engine.score(prompts, targets, plan=plan, boundary=boundary.value)
+        scores = engine.score(prompts, targets, plan=plan, boundary=boundary.value, variants=variants)
     rows = [
         {"prompt": prompts[row.prompt_index], "target": targets[row.prompt_index][row.target_index]}
-        | {name: getattr(row, name) for name in ("log_prob", "num_tokens", "mean_log_prob", "perplexity", "boundary")}
+        | {name: getattr(row, name) for name in FIGURES}
         for row in scores
     ]
     show_json(rows) if as_json else _show(rows, several=len(prompts) > 1)
@@ -99,7 +110,7 @@ def _show(rows: list[dict[str, Any]], *, several: bool) -> None:
     cells = [
         [
             *([_label(row["prompt"])] if several else []),
-            _label(row["target"]),
+            _label(row["variant"] + row["target"] if row["variant"] else row["target"]),
             str(row["num_tokens"]),
             f"{row['log_prob']:.4f}",
             f"{row['perplexity']:.4g}",

@@ -84,10 +84,11 @@ class Engine(Protocol):
         *,
         plan: Any = None,
         boundary: Boundary = "joint",
+        variants: Sequence[str] = ("",),
         score_eos: bool = False,
         chat: bool = False,
     ) -> Scores:
-        """The exact log-probability of every target after its prompt."""
+        """The exact log-probability of every target after its prompt; of each variant of it, if several are asked."""
         ...
 
     def capture(

@@ -1,13 +1,14 @@
 """What an engine returns: completions, scores and activations."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from steerlab.core.errors import HookPointError, InputError
+from steerlab.core.text import EncodedPair
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,6 +102,9 @@ class Score:
         token_ids: the ids scored.
         token_log_probs: log p of each, given all before it, in nats.
         boundary: `clean`, or `merged` if the tokenizer joined prompt and target across the cut.
+        variant: the prefix that was put before the target's text to make the string that was scored.
+        num_bytes: UTF-8 bytes of text that the scored ids spell, special tokens none; after a merged boundary the
+            prompt's characters that were scored again count too. None if the engine has no tokenizer.
     """
 
     prompt_index: int
@@ -108,6 +112,21 @@ class Score:
     token_ids: tuple[int, ...]
     token_log_probs: tuple[float, ...]
     boundary: Literal["clean", "merged"]
+    variant: str = ""
+    num_bytes: int | None = None
+
+    @classmethod
+    def of_pair(cls, prompt_index: int, target_index: int, pair: EncodedPair, log_probs: Iterable[float]) -> "Score":
+        """The score of a pair, given the log p of each of its target tokens in nats."""
+        return cls(
+            prompt_index,
+            target_index,
+            pair.target_ids,
+            tuple(log_probs),
+            pair.boundary,
+            variant=pair.variant,
+            num_bytes=pair.num_bytes,
+        )
 
     @property
     def log_prob(self) -> float:
@@ -129,10 +148,15 @@ class Score:
         """Exp of minus the mean log-probability: per token; infinite past the largest float."""
         return exp_or_inf(-self.mean_log_prob)
 
+    @property
+    def bits_per_byte(self) -> float:
+        """Minus the log-probability in bits, per byte of scored text; NaN if the tokens spell none, or are unread."""
+        return -self.log_prob / math.log(2) / self.num_bytes if self.num_bytes else math.nan
+
 
 @dataclass(frozen=True)
 class Scores(Sequence[Score]):
-    """Scores in order of prompt, then target.
+    """Scores in order of prompt, then target, then variant.
 
     `scores[k]` is the k-th of them; `scores.log_prob` and its like are arrays over all, in the same order.
     """
@@ -177,9 +201,19 @@ class Scores(Sequence[Score]):
         return np.array([row.perplexity for row in self.rows])
 
     @property
+    def bits_per_byte(self) -> np.ndarray:
+        """Bits per byte of scored text of each target, shape [pairs]; NaN where the tokens spell no text."""
+        return np.array([row.bits_per_byte for row in self.rows])
+
+    @property
     def boundary(self) -> list[str]:
         """`clean` or `merged`, per pair."""
         return [row.boundary for row in self.rows]
+
+    @property
+    def variant(self) -> list[str]:
+        """The prefix that was put before the target's text, per pair."""
+        return [row.variant for row in self.rows]
 
     @property
     def token_ids(self) -> list[tuple[int, ...]]:
@@ -192,7 +226,11 @@ class Scores(Sequence[Score]):
         return [row.token_log_probs for row in self.rows]
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row per (prompt, target), with its indices, the four figures, and the boundary."""
+        """A row per (prompt, target), with its indices, the four figures, and the boundary.
+
+        A last column `variant` is there if a variant other than "" was scored; rows are then per (prompt, target,
+        variant).
+        """
         import pandas as pd
 
         columns = [
@@ -203,8 +241,42 @@ class Scores(Sequence[Score]):
             "mean_log_prob",
             "perplexity",
             "boundary",
+            *self._variant_column,
         ]
         return pd.DataFrame([[getattr(row, name) for name in columns] for row in self.rows], columns=columns)
+
+    def tokens_frame(self, tokenizer: Any = None) -> "pd.DataFrame":
+        """A row per scored token: prompt_index, target_index, position, token_id, log_prob, surprisal_bits.
+
+        `position` counts from 0 in the target; `log_prob` is in nats. A column `token` holds each token's text if a
+        tokenizer is given, and `variant` is there as in `to_frame`.
+
+        Args:
+            tokenizer: the model's own, e.g. `engine.tokenizer`.
+
+        Examples:
+            >>> Scores((Score(0, 0, (7, 9), (-0.5, -1.0), "clean"),)).tokens_frame().position.tolist()
+            [0, 1]
+        """
+        import pandas as pd
+
+        variant = self._variant_column
+        columns = ["prompt_index", "target_index", *variant, "position", "token_id", "log_prob"]
+        rows = [
+            (*(getattr(row, name) for name in columns[: 2 + len(variant)]), position, token_id, log_prob)
+            for row in self.rows
+            for position, (token_id, log_prob) in enumerate(zip(row.token_ids, row.token_log_probs, strict=True))
+        ]
+        frame = pd.DataFrame(rows, columns=columns)
+        frame["surprisal_bits"] = -frame.log_prob / math.log(2)
+        if tokenizer is not None:
+            spelled = {token: tokenizer.decode([token]) for token in frame.token_id.unique().tolist()}
+            frame.insert(columns.index("log_prob"), "token", frame.token_id.map(spelled))
+        return frame
+
+    @property
+    def _variant_column(self) -> list[str]:
+        return ["variant"] if any(row.variant for row in self.rows) else []
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,15 @@ class EncodedPair:
         target_ids: ids that are scored, at least one.
         boundary: `clean` if the context is exactly the prompt's ids; `merged` if the tokenizer joined characters
             across the cut, so that scoring starts at the longest common token prefix.
+        variant: the prefix that was put before the target's text.
+        num_bytes: UTF-8 bytes of text that the target's ids spell; None if nothing counted them.
     """
 
     context_ids: tuple[int, ...]
     target_ids: tuple[int, ...]
     boundary: Literal["clean", "merged"]
+    variant: str = ""
+    num_bytes: int | None = None
 
 
 def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:

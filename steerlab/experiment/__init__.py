@@ -3,5 +3,7 @@
 from steerlab.experiment.controls import Controls
 from steerlab.experiment.effect import Effect
 from steerlab.experiment.experiment import Experiment
+from steerlab.experiment.run_comparison import RunComparison, compare
+from steerlab.experiment.verify import Verification
 
-__all__ = ["Controls", "Effect", "Experiment"]
+__all__ = ["Controls", "Effect", "Experiment", "RunComparison", "Verification", "compare"]

@@ -78,15 +78,24 @@ def control_arms(
     Raises:
         DataError: for shuffled controls without the pairs, or with vectors that no known method made.
     """
+    check_pairs(controls, pairs)
     arms = [Arm("random", k, random_plan(plan, _rng(seed, 1, k))) for k in range(controls.random)]
-    if controls.shuffled:
-        if pairs is None:
-            raise DataError("Shuffled controls extract the vector again; pass pairs= (the training pairs).")
+    if controls.shuffled and pairs is not None:
         relabelled = LabelFlips(engine, plan, pairs)
         arms += [Arm("shuffled", k, relabelled.plan(_rng(seed, 2, k))) for k in range(controls.shuffled)]
     if controls.wrong_layer:
         arms.append(Arm("wrong_layer", 0, moved_plan(engine, plan)))
     return arms
+
+
+def check_pairs(controls: Controls, pairs: ContrastPairs | None) -> None:
+    """Nothing, if the pairs that the controls need are there.
+
+    Raises:
+        DataError: otherwise.
+    """
+    if controls.shuffled and pairs is None:
+        raise DataError("Shuffled controls extract the vector again; pass pairs= (the training pairs).")
 
 
 def random_plan(plan: Plan, rng: np.random.Generator) -> Plan:

@@ -1,5 +1,6 @@
 """Effect: a dose-response with its interval, its nulls, and a verdict with reasons."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,14 @@ import numpy as np
 import pandas as pd
 
 from steerlab.experiment.controls import RANK_LEVEL
-from steerlab.measures.intervals import Interval, cluster_bootstrap_mean, least_squares_slopes, null_rank, rank_floor
+from steerlab.measures.intervals import (
+    Interval,
+    cluster_bootstrap_mean,
+    least_squares_curvatures,
+    least_squares_slopes,
+    null_rank,
+    rank_floor,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +32,7 @@ class EffectSettings:
 
     Attributes:
         metric: name of the metric.
+        metric_identity: the name, and for a function a hash of what it computes.
         axis: `dose` (median norms) or `scale` (multiples of the plan).
         max_ppl_ratio: doses that cost more enter no fit.
         level: coverage of the interval.
@@ -32,11 +41,25 @@ class EffectSettings:
     """
 
     metric: str = "log_prob_margin"
+    metric_identity: str = "log_prob_margin"
     axis: str = "dose"
     max_ppl_ratio: float = 1.5
     level: float = 0.95
     n_resamples: int = 4000
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """How many plans were tested on the same items with the same metric, and what that does to a rank.
+
+    Attributes:
+        n_tested: plans tested in the experiment, this one counted in.
+        adjusted_rank: this one's null rank after Holm's adjustment for all of them.
+    """
+
+    n_tested: int
+    adjusted_rank: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +73,7 @@ class Effect:
         plan_text: the plan in words.
         settings: what it was computed with.
         provenance: hashes of model and data.
+        comparisons: how many other plans were tested beside it; None for an effect on its own.
     """
 
     rows: pd.DataFrame = field(repr=False)
@@ -58,6 +82,7 @@ class Effect:
     plan_text: str
     settings: EffectSettings
     provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    comparisons: Comparisons | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_summary", _summarise(self.rows, self.cost, self.settings))
@@ -86,6 +111,24 @@ class Effect:
     def ci(self) -> tuple[float, float]:
         """Bootstrap interval of the slope, items resampled by group."""
         return self._get("ci")
+
+    @property
+    def curvature(self) -> float:
+        """Mean over items of the quadratic coefficient: the metric bends by this per squared unit of dose.
+
+        From a least-squares fit of a parabola to each item over the fitted doses; NaN with fewer than three.
+        """
+        return self._get("curvature")
+
+    @property
+    def curvature_ci(self) -> tuple[float, float]:
+        """Bootstrap interval of the curvature, items resampled by group."""
+        return self._get("curvature_ci")
+
+    @property
+    def collapse_dose(self) -> float:
+        """The smallest size of a dose at which the perplexity ratio passes the bound; NaN if none does."""
+        return self._get("collapse_dose")
 
     @property
     def anti_steerable(self) -> float:
@@ -119,8 +162,19 @@ class Effect:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the verdict is what it is, one sentence each."""
-        return self._get("reasons")
+        """Why the verdict is what it is, one sentence each; and how many plans were tested on these items."""
+        return self._get("reasons") + _comparison_reasons(self.comparisons)
+
+    @property
+    def adjusted_rank(self) -> float:
+        """The null rank after Holm's adjustment for every plan tested on these items; the rank itself for one."""
+        return self.null_rank if self.comparisons is None else self.comparisons.adjusted_rank
+
+    def among(self, comparisons: Comparisons | None) -> "Effect":
+        """The same effect, told how many plans were tested beside it."""
+        effect = copy.copy(self)
+        object.__setattr__(effect, "comparisons", comparisons)
+        return effect
 
     def _get(self, name: str) -> Any:
         return getattr(self, "_summary")[name]  # noqa: B009  set in __post_init__
@@ -153,9 +207,12 @@ class Effect:
 
     def summary(self) -> dict[str, Any]:
         """The figures as a JSON-serialisable dictionary."""
-        names = ["slope", "anti_steerable", "rank_slope", "null_ranks", "null_rank", "verdict", "reasons"]
+        names = ["slope", "curvature", "collapse_dose", "anti_steerable", "rank_slope", "null_ranks", "null_rank"]
+        names += ["adjusted_rank", "verdict", "reasons"]
         return {name: getattr(self, name) for name in names} | {
             "ci": list(self.ci),
+            "curvature_ci": list(self.curvature_ci),
+            "n_tested": 1 if self.comparisons is None else self.comparisons.n_tested,
             "doses": self.doses,
             "fitted_doses": self.fitted_doses,
             "n_items": len(self.item_slopes),
@@ -194,22 +251,22 @@ def _summarise(rows: pd.DataFrame, cost: pd.DataFrame, settings: EffectSettings)
     items = real.drop_duplicates("item").sort_values("item")[["item", "group"]].reset_index(drop=True)
     affordable = set(cost[cost.ppl_ratio <= settings.max_ppl_ratio].dose)
     fitted = sorted(float(dose) for dose in real.dose.unique() if dose in affordable)
-    slopes = np.full(len(items), np.nan)
+    groups: list[str] = items.group.tolist()
+    slopes, curvatures = np.full(len(items), np.nan), np.full(len(items), np.nan)
     if len(fitted) >= 2:
         slopes = least_squares_slopes(np.array(fitted), item_table(rows, "vector", 0, fitted))
-    ci = (math.nan, math.nan)
-    if np.isfinite(slopes).all():
-        interval = cluster_bootstrap_mean(
-            slopes, items.group.tolist(), level=settings.level, n_resamples=settings.n_resamples, seed=settings.seed
-        )
-        ci = (interval.low, interval.high)
+    if len(fitted) >= 3:
+        curvatures = least_squares_curvatures(np.array(fitted), item_table(rows, "vector", 0, fitted))
     nulls, rank_slope = _null_slopes(rows, fitted)
     summary = {
         "n_doses": int(real.dose.nunique()),
         "fitted_doses": fitted,
         "item_slopes": items.assign(slope=slopes),
         "slope": float(slopes.mean()),
-        "ci": ci,
+        "ci": _interval(slopes, groups, settings),
+        "curvature": float(curvatures.mean()),
+        "curvature_ci": _interval(curvatures, groups, settings),
+        "collapse_dose": float(cost[cost.ppl_ratio > settings.max_ppl_ratio].dose.abs().min()),
         "anti_steerable": float((slopes < 0).mean()) if np.isfinite(slopes).all() else math.nan,
         "null_slopes": nulls,
         "rank_slope": rank_slope,
@@ -221,6 +278,12 @@ def _summarise(rows: pd.DataFrame, cost: pd.DataFrame, settings: EffectSettings)
     }
     verdict, reasons = _judge(summary, settings)
     return summary | {"verdict": verdict, "reasons": reasons}
+
+
+def _interval(values: np.ndarray, groups: Sequence[str], settings: EffectSettings) -> tuple[float, float]:
+    options = {"level": settings.level, "n_resamples": settings.n_resamples, "seed": settings.seed}
+    found = cluster_bootstrap_mean(values, groups, **options)
+    return found.low, found.high
 
 
 def outermost(doses: Sequence[float]) -> list[float]:
@@ -275,3 +338,14 @@ def _rank_reason(family: str, rank: float, draws: int) -> str:
     beyond = "beyond" if rank <= RANK_LEVEL else "not beyond"
     reason = f"Rank {rank:.3f} against {draws} {names[family]} (it cannot be below {floor:.3f}): {beyond} this null."
     return reason if floor <= RANK_LEVEL else reason + " Too few draws for a verdict of effect; use at least 19."
+
+
+def _comparison_reasons(comparisons: Comparisons | None) -> list[str]:
+    if comparisons is None or comparisons.n_tested < 2:
+        return []
+    adjusted = comparisons.adjusted_rank
+    tested = f"{comparisons.n_tested} plans were tested on these items with this metric"
+    if math.isnan(adjusted):
+        return [f"{tested}; this one has no null rank to adjust."]
+    beyond = "within" if adjusted <= RANK_LEVEL else "not within"
+    return [f"{tested}; Holm's adjustment makes its rank {adjusted:.3f}, {beyond} {RANK_LEVEL:g}."]

@@ -1,12 +1,17 @@
 """Metrics: from the log-probabilities of an item's targets to one number."""
 
+import functools
+import hashlib
+import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Final
 
 import numpy as np
 from scipy.special import logsumexp
 
 from steerlab.core.errors import InputError
+from steerlab.core.hashing import HASH_LENGTH, content_hash
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
@@ -35,7 +40,60 @@ def find_metric(metric: "str | Metric") -> tuple[str, Metric]:
         InputError: for an unknown name.
     """
     if callable(metric):
-        return getattr(metric, "__name__", "custom"), metric
+        return getattr(metric, "__name__", type(metric).__name__), metric
     if metric not in METRICS:
         raise InputError(f"Unknown metric {metric!r}; known: {', '.join(METRICS)}, or pass a function.")
     return metric, METRICS[metric]
+
+
+def metric_identity(metric: "str | Metric") -> str:
+    """What tells one metric from another: its name, and for a function a hash of what it computes.
+
+    The hash covers the function's source (its bytecode where no source can be read), its defaults and the values it
+    closes over; not the globals it uses.
+
+    Examples:
+        >>> metric_identity("choice_prob")
+        'choice_prob'
+    """
+    name, function = find_metric(metric)
+    return name if isinstance(metric, str) else f"{name}#{content_hash(_described(function))}"
+
+
+def _described(function: Any) -> list[Any]:
+    if isinstance(function, functools.partial):
+        return ["partial", _described(function.func), repr(function.args), repr(sorted(function.keywords.items()))]
+    if inspect.ismethod(function):
+        return ["method", _described(function.__func__), _state(function.__self__)]
+    if not inspect.isfunction(function):
+        called = vars(type(function)).get("__call__")
+        code = _described(called) if inspect.isfunction(called) else []
+        return [type(function).__module__, type(function).__qualname__, code, _state(function)]
+    closed = [repr(_content(cell)) for cell in function.__closure__ or ()]
+    defaults = [repr(function.__defaults__), repr(function.__kwdefaults__)]
+    return [function.__module__, function.__qualname__, _source(function), defaults, closed]
+
+
+def _state(owner: Any) -> str:
+    return repr(sorted(getattr(owner, "__dict__", {}).items()))
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _source(function: Any) -> str:
+    """Source, and bytecode with it: two lambdas of one line share their source."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        text = ""
+    return hashlib.sha256(text.encode() + _bytecode(function.__code__)).hexdigest()[:HASH_LENGTH]
+
+
+def _bytecode(code: CodeType) -> bytes:
+    constants = [_bytecode(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts]
+    return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])

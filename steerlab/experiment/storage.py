@@ -1,18 +1,23 @@
-"""Run directories: what an experiment writes and reads back. Every file is written atomically.
+"""How an experiment's results look on disk, and how they are read back.
 
 ::
 
-    run.json              name, model, engine, seed, library versions, and the list of effects
+    run.json              name, model, configuration, versions, and the list of what was measured
+    cells/                scores/0f3a….parquet, …: finished measurements, each under the hash of what determines it
+    inputs/               plans/….json, data/….json, each under its own hash
     effects/000/          effect.json, plan.json, rows.parquet, cost.parquet
     frames/               cost-000.parquet, entropy-000.parquet, generations-000.parquet, …
+    findings/             selection-000/finding.json with its frames, …
     vectors/000.safetensors
+    manifest.jsonl        the hash of every file above, as it was written
     report.html
+
+Every file is written whole: a reader sees the old one or the new one.
 """
 
 import io
 import json
 import math
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,43 +25,20 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core.errors import RunError
-from steerlab.core.files import write_atomic
 from steerlab.experiment.effect import Effect, EffectSettings
-
-RUN_FILE = "run.json"
-FORMAT = 1
+from steerlab.experiment.run_folder import RunFolder, read_bytes, read_json
 
 
-def clear(path: Path) -> None:
-    """Removes what a run wrote to its directory; nothing else there is touched."""
-    (path / RUN_FILE).unlink()  # first, so that a half-cleared directory is not taken for a run
-    for folder in ("effects", "frames", "vectors"):
-        shutil.rmtree(path / folder, ignore_errors=True)
-    (path / "report.html").unlink(missing_ok=True)
+def json_text(data: Any) -> str:
+    """JSON with NaN and infinities as null."""
+    return json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Writes JSON with NaN as null."""
-    write_atomic(path, json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file of a run.
-
-    Raises:
-        RunError: if it is missing or damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}.") from error
-
-
-def write_frame(path: Path, frame: pd.DataFrame) -> None:
+def write_frame(folder: RunFolder, place: str, frame: pd.DataFrame) -> None:
     """Writes a frame as Parquet."""
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
-    write_atomic(path, buffer.getvalue())
+    folder.write(place, buffer.getvalue())
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -65,17 +47,18 @@ def read_frame(path: Path) -> pd.DataFrame:
     Raises:
         RunError: if it is missing or damaged.
     """
+    data = read_bytes(path)
     try:
-        return pd.read_parquet(path)
-    except Exception as error:
+        return pd.read_parquet(io.BytesIO(data))
+    except Exception as error:  # whatever the reader makes of damaged bytes
         raise RunError(f"{path} cannot be read: {error}.") from error
 
 
-def write_effect(folder: Path, effect: Effect, plan_json: str) -> None:
+def write_effect(folder: RunFolder, place: str, effect: Effect, plan_json: str) -> None:
     """Writes an effect to its own folder; `effect.json` comes last, so that its presence means the rest is whole."""
-    write_frame(folder / "rows.parquet", effect.rows)
-    write_frame(folder / "cost.parquet", effect.cost)
-    write_atomic(folder / "plan.json", plan_json + "\n")
+    write_frame(folder, f"{place}/rows.parquet", effect.rows)
+    write_frame(folder, f"{place}/cost.parquet", effect.cost)
+    folder.write(f"{place}/plan.json", plan_json + "\n")
     stated = {
         "plan_hash": effect.plan_hash,
         "plan_text": effect.plan_text,
@@ -83,7 +66,7 @@ def write_effect(folder: Path, effect: Effect, plan_json: str) -> None:
         "provenance": dict(effect.provenance),
         "summary": effect.summary(),
     }
-    write_json(folder / "effect.json", stated)
+    folder.write(f"{place}/effect.json", json_text(stated))
 
 
 def read_effect(folder: Path) -> Effect:

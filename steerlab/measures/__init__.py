@@ -6,7 +6,15 @@ defined once, by `nucleus`, and everything that speaks of it uses that function.
 
 from steerlab.measures.divergence import kl
 from steerlab.measures.entropy import entropy, rb_entropy
-from steerlab.measures.intervals import Interval, cluster_bootstrap_mean, least_squares_slopes, null_rank, rank_floor
+from steerlab.measures.intervals import (
+    Interval,
+    cluster_bootstrap_mean,
+    holm,
+    least_squares_curvatures,
+    least_squares_slopes,
+    null_rank,
+    rank_floor,
+)
 from steerlab.measures.log_probs import chosen_log_probs, log_q, token_log_probs
 from steerlab.measures.nucleus import apply_repetition_penalty, nucleus, policy_log_probs
 
@@ -16,7 +24,9 @@ __all__ = [
     "chosen_log_probs",
     "cluster_bootstrap_mean",
     "entropy",
+    "holm",
     "kl",
+    "least_squares_curvatures",
     "least_squares_slopes",
     "log_q",
     "nucleus",

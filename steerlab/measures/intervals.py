@@ -42,6 +42,21 @@ def least_squares_slopes(
     return y @ centred / (centred @ centred)
 
 
+def least_squares_curvatures(
+    x: Float[np.ndarray, " doses"], y: Float[np.ndarray, "items doses"]
+) -> Float[np.ndarray, " items"]:
+    """Quadratic coefficient c of each row's least-squares fit y = a + b·x + c·x².
+
+    Raises:
+        ValueError: with fewer than three different x.
+    """
+    if np.unique(x).size < 3:
+        raise ValueError(f"A curvature needs three different doses, got {x.tolist()}.")
+    scale = np.abs(x).max()  # keeps the fit well conditioned whatever the unit of x
+    design = np.vander(x / scale, 3)
+    return np.linalg.lstsq(design, y.T, rcond=None)[0][0] / scale**2
+
+
 def cluster_bootstrap_mean(
     values: Float[np.ndarray, " items"],
     groups: Sequence[str],
@@ -100,3 +115,24 @@ def null_rank(effect: float, nulls: Float[np.ndarray, " draws"]) -> float:
 def rank_floor(n_draws: int) -> float:
     """The smallest rank that n draws can give."""
     return 1 / (1 + n_draws)
+
+
+def holm(ranks: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment of several p values (here: null ranks), in the order given.
+
+    The k-th smallest of m is multiplied by m − k + 1, capped at 1, and never smaller than the adjusted value before it;
+    comparing the result with a level α bounds the chance of any false claim among the m by α. A missing value stays
+    missing and is not counted.
+
+    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
+
+    Examples:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    values = np.asarray(ranks, dtype=float)
+    known = np.flatnonzero(~np.isnan(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    values[order] = np.maximum.accumulate(np.minimum(1.0, values[order] * factors))
+    return values.tolist()

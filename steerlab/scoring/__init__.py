@@ -1,5 +1,16 @@
-"""Scoring whole texts on any engine: perplexity in sliding windows."""
+"""Scoring whole texts on any engine: perplexity in sliding windows, full distributions, divergence."""
 
-from steerlab.scoring.sliding import Perplexity, TextWindow, perplexity, text_nlls, text_windows
+from steerlab.scoring.distributions import DistributionShard, distributions_bytes, read_distributions
+from steerlab.scoring.sliding import Perplexity, perplexity
+from steerlab.scoring.texts import TextWindow, text_nlls, text_windows
 
-__all__ = ["Perplexity", "TextWindow", "perplexity", "text_nlls", "text_windows"]
+__all__ = [
+    "DistributionShard",
+    "Perplexity",
+    "TextWindow",
+    "distributions_bytes",
+    "perplexity",
+    "read_distributions",
+    "text_nlls",
+    "text_windows",
+]

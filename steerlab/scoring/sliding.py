@@ -1,39 +1,28 @@
-"""Perplexity of texts in sliding windows: token-weighted, every token scored exactly once.
-
-With context C and stride S the first window holds tokens 0 … C−1. Each later window ends at most S tokens further and
-reaches C tokens back; its new tokens are scored, the rest is context, and at least one already scored token always is
-(so that at S = C, too, only the text's very first token goes without a score)::
-
-    text      a b c d e f g h i j        C = 4, S = 2
-    window 1  a[b c d]
-    window 2      c d[e f]
-    window 3          e f[g h]
-    window 4              g h[i j]
-"""
+"""Perplexity of texts in sliding windows: token-weighted, every token scored exactly once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import InputError, PlanError, PromptError
+from steerlab.core.errors import InputError, RunError
 from steerlab.core.results import exp_or_inf
-from steerlab.core.text import PromptLike, as_prompts, encode_prompt
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.sets import Ids, Marked
+from steerlab.measures.quantities import LogDistribution, TokenLogProb
+from steerlab.scoring.distributions import DistributionDtype, DistributionWriter, announce
+from steerlab.scoring.journal import Journal, Record
+from steerlab.scoring.source import TextLike, count_tokens
+from steerlab.scoring.stream import TextPart, TextWindows, batched, progress, window_values
+from steerlab.scoring.texts import window_nlls
+from steerlab.scoring.windows import WindowSizes, window_sizes
 
-
-@dataclass(frozen=True)
-class Window:
-    """A stretch of a text: tokens start … stop−1 are run, those from `first_scored` on are scored."""
-
-    start: int
-    first_scored: int
-    stop: int
+BATCH_TOKENS = 1 << 15  # per call of an engine that states no budget of its own
+WINDOW_BYTES = 4 << 30  # of one window's distributions in memory
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class Perplexity:
             token and the next counts whole.
         context_length: tokens per window.
         stride: new tokens per window.
-        token_nlls: negative log-probability of each scored token, in nats, in order.
+        token_nlls: negative log-probability of each scored token, in nats, float32, in order.
     """
 
     nll: float
@@ -69,46 +58,18 @@ class Perplexity:
         return total / self.num_bytes if self.num_bytes else math.nan
 
 
-def sliding_windows(n_tokens: int, context_length: int, stride: int, *, score_first: bool = False) -> list[Window]:
-    """Windows that together score every token once (the first one only with `score_first`).
-
-    Args:
-        n_tokens: length of the text.
-        context_length: tokens per window, at least 2.
-        stride: new tokens per window, 1 to context_length.
-        score_first: the first token is scored too, because a BOS stands before it.
-
-    Raises:
-        InputError: for a context or stride outside its range.
-    """
-    _check_sizes(context_length, stride)
-    stop = min(context_length, n_tokens)
-    windows = [Window(0, 0 if score_first else 1, stop)]
-    while stop < n_tokens:
-        scored = stop
-        stop = min(scored + min(stride, context_length - 1), n_tokens)
-        windows.append(Window(max(0, stop - context_length), scored, stop))
-    return windows
-
-
-def _check_sizes(context_length: int, stride: int) -> None:
-    for name, value in (("context_length", context_length), ("stride", stride)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{name} is an integer, got {value!r}.")
-    if context_length < 2:
-        raise InputError(f"context_length must be at least 2, got {context_length}.")
-    if not 1 <= stride <= context_length:
-        raise InputError(f"stride must be between 1 and the context length of {context_length}, got {stride}.")
-
-
 def perplexity(
     engine: Engine,
-    text_or_ids: PromptLike,
+    text_or_ids: TextLike,
     *,
     context_length: int | None = None,
     stride: int | None = None,
     bos_each_window: bool = False,
     plan: Any = None,
+    resume: str | Path | None = None,
+    distributions: str | Path | None = None,
+    distribution_dtype: DistributionDtype = "float16",
+    batch_tokens: int | None = None,
 ) -> Perplexity:
     """Perplexity of one text: exp(Σ nll / N) over all its tokens but the first.
 
@@ -116,153 +77,138 @@ def perplexity(
     edit every token. Positions that would mean something else in a later window (`index`, `prompt`, a stretch of
     `generated`) are refused if the text needs several windows.
 
+    Windows run in batches, and of each token only its score is kept, so a text may be longer than memory: pass its
+    path, or an iterator over it in chunks.
+
     Args:
         engine: the engine to score with.
-        text_or_ids: the text, or its token ids.
+        text_or_ids: the text, its token ids, the path of a text file, or an iterator of strings that make up the text.
         context_length: tokens per window; the model's context by default.
         stride: new tokens per window; the context length by default.
         bos_each_window: put BOS before every window; the text's first token is then scored too.
         plan: a plan, or None.
+        resume: a file (or a folder for it) to which finished windows are written; with the same file, model, text,
+            plan and windows a later call goes on where an earlier one ended.
+        distributions: a folder into which the full next-token distribution at every scored position is written, one
+            file per window; `steerlab.scoring.read_distributions` reads them. Their size is logged before the start.
+        distribution_dtype: `float16` or `float32` on disk.
+        batch_tokens: tokens per call of the engine; its own budget by default.
 
     Raises:
-        PromptError: for a text too short to score, or several texts.
-        InputError: for a context or stride outside its range, or `bos_each_window` on a model without BOS.
+        PromptError: for a text too short to score, several texts, or a text that cannot be tokenised in pieces.
+        InputError: for a context or stride outside its range, `bos_each_window` on a model without BOS, or
+            distributions that have no room.
         PlanError: for positions that several windows cannot honour.
+        RunError: if the file to resume from belongs to another measurement, or is in use.
+
+    Source:
+        Jelinek et al. 1977, Perplexity: a measure of the difficulty of speech recognition tasks.
     """
-    if isinstance(text_or_ids, str) and not text_or_ids:
-        raise PromptError("The text is empty; there is nothing to score.")
-    texts = as_prompts(text_or_ids)
-    if len(texts) > 1:
-        raise PromptError(f"perplexity takes one text, got {len(texts)}; call it once per text.")
-    ids = encode_prompt(engine.tokenizer, texts[0], d_vocab=engine.info.d_vocab).token_ids
-    prefix = _bos(engine) if bos_each_window else ()
-    longest = engine.info.context_length
-    context = longest if context_length is None else context_length
-    step = context if stride is None else stride
-    _check_sizes(context, step)
-    if context > longest:
-        raise InputError(f"context_length={context} exceeds the model's context of {longest} tokens.")
-    if bos_each_window and ids[:1] == prefix:
-        ids = ids[1:]
-    if len(ids) + len(prefix) < 2:
-        raise PromptError(f"The text has {len(ids)} tokens; perplexity needs at least two.")
-    inner = context - len(prefix)
-    windows = sliding_windows(len(ids), inner, min(step, inner), score_first=bos_each_window)
-    if plan is not None and len(windows) > 1:
-        _check_positions(plan, windows, len(ids), len(prefix))
-    nlls = _window_nlls(engine, [(prefix + ids[w.start : w.stop], w.stop - w.first_scored) for w in windows], plan)
-    num_bytes = _num_bytes(engine, ids) - (0 if bos_each_window else _num_bytes(engine, ids[:1]))
-    return _summary(np.concatenate(nlls), num_bytes, context, step)
+    sizes = window_sizes([engine], context_length, stride, bos_each_window=bos_each_window)
+    text = TextWindows(engine, text_or_ids, sizes, plan)
+    fingerprint = _fingerprint(engine, plan, sizes, text.source.identity, distributions and distribution_dtype)
+    with ExitStack() as stack:
+        journal = None if resume is None else stack.enter_context(Journal(resume, fingerprint))
+        writer = None
+        if distributions is not None:
+            n_tokens = _total(engine, text, text_or_ids)
+            _check_window(engine, sizes)
+            writer = DistributionWriter(distributions, distribution_dtype, fingerprint, resume=resume is not None)
+            writer.require(record.first_scored for record in (journal.records if journal else ()))
+            announce(distributions, n_tokens, engine.info.d_vocab, distribution_dtype)
+        budget = 1 if writer else batch_tokens or max(getattr(engine, "batch_tokens", BATCH_TOKENS), sizes.context)
+        bar = stack.enter_context(progress(text.n_scored, "perplexity"))
+        nlls = list(_resumed(text, journal, bar.update))
+        for batch in batched(iter(text), budget):
+            found = _score(engine, batch, sizes, plan, writer)
+            nlls.append(found)
+            if journal is not None:
+                journal.append(Record(batch[0].window.first_scored, batch[-1].window.stop, batch[-1].digest, found))
+            bar.update(len(found))
+        if writer is not None:
+            writer.finish(sum(map(len, nlls)))
+    return _summary(np.concatenate(nlls), text.num_bytes, sizes)
 
 
-@dataclass(frozen=True)
-class TextWindow:
-    """A window of one of several texts.
-
-    Attributes:
-        text: which text.
-        ids: the tokens that are run.
-        first_scored: absolute position, in the text, of the first token scored here.
-        n_scored: how many of the last tokens are scored.
-    """
-
-    text: int
-    ids: tuple[int, ...]
-    first_scored: int
-    n_scored: int
-
-    @property
-    def place(self) -> Window:
-        """The stretch of the text that it is."""
-        stop = self.first_scored + self.n_scored
-        return Window(stop - len(self.ids), self.first_scored, stop)
-
-
-def text_windows(engine: Engine, texts: Sequence[PromptLike]) -> list[TextWindow]:
-    """Windows as long as the model's context that together score every token of every text but its first.
+def _resumed(text: TextWindows, journal: Journal | None, progress: Any) -> Iterator[np.ndarray]:
+    """The scores of windows that an earlier run finished; they are skipped in the text.
 
     Raises:
-        PromptError: for a text of fewer than two tokens.
+        RunError: if the text is not the one that they were measured on.
     """
-    found = []
-    for index, text in enumerate(texts):
-        ids = encode_prompt(engine.tokenizer, text, d_vocab=engine.info.d_vocab).token_ids
-        if len(ids) < 2:
-            raise PromptError(f"Text {index} has {len(ids)} token; scoring needs at least two.")
-        context = engine.info.context_length
-        for w in sliding_windows(len(ids), context, context):
-            found.append(TextWindow(index, ids[w.start : w.stop], w.first_scored, w.stop - w.first_scored))
-    return found
-
-
-def text_nlls(engine: Engine, texts: Sequence[PromptLike], *, plan: Any = None) -> list[np.ndarray]:
-    """Negative log-probability in nats of every token but the first, for many texts; long ones run in windows.
-
-    Raises:
-        PromptError: for a text of fewer than two tokens.
-        PlanError: for positions that the windows of a long text cannot honour.
-    """
-    windows = text_windows(engine, texts)
-    if plan is not None:
-        for index in range(len(texts)):
-            parts = [window.place for window in windows if window.text == index]
-            if len(parts) > 1:
-                _check_positions(plan, parts, parts[-1].stop, 0)
-    nlls = _window_nlls(engine, [(window.ids, window.n_scored) for window in windows], plan)
-    return [
-        np.concatenate([part for part, window in zip(nlls, windows, strict=True) if window.text == index])
-        for index in range(len(texts))
-    ]
-
-
-def _window_nlls(engine: Engine, windows: Sequence[tuple[tuple[int, ...], int]], plan: Any) -> list[np.ndarray]:
-    """The last n negative log-probabilities of each (ids, n); a window's first token is its prompt."""
-    scores = engine.score([ids[:1] for ids, _ in windows], [[ids[1:]] for ids, _ in windows], plan=plan)
-    return [-np.array(score.token_log_probs)[-n:] for score, (_, n) in zip(scores, windows, strict=True)]
-
-
-def _check_positions(plan: Any, windows: Sequence[Window], n_tokens: int, n_prefix: int) -> None:
-    """Nothing, if every edit acts on the same tokens in the windows as it would in the whole text."""
-    whole = RowPositions.of_rows([n_tokens + n_prefix], [1])
-    for edit in plan:
-        if edit.schedule is not None or edit.when is not None or any(map(_looks_inside, edit.where.leaves())):
-            raise PlanError(
-                f"{edit} cannot be followed over {len(windows)} windows; score a text that fits one window."
+    for record in journal.records if journal else ():
+        first = last = text.take()
+        while last is not None and last.window.stop < record.stop:
+            last = text.take()
+        if (
+            first is None
+            or last is None
+            or last.digest != record.digest
+            or (first.window.first_scored, last.window.stop) != (record.first_scored, record.stop)
+        ):
+            raise RunError(
+                f"{journal and journal.path} belongs to another text: it differs before token {record.stop}. "
+                "Name another file to resume from, or delete this one."
             )
-        wanted = edit.where.resolve(whole)[0, n_prefix:]
-        for window in windows:
-            rows = RowPositions.of_rows([window.stop - window.start + n_prefix], [1])
-            if not torch.equal(edit.where.resolve(rows)[0, n_prefix:-1], wanted[window.start : window.stop - 1]):
-                raise PlanError(
-                    f"{edit} depends on the place in the text, which {len(windows)} windows cannot keep; score a text "
-                    "that fits one window, or edit where.all()."
-                )
+        progress(len(record.nlls))
+        yield record.nlls
 
 
-def _looks_inside(where: Any) -> bool:
-    """Whether a set depends on what the tokens are, not only on where they stand."""
-    return isinstance(where, Ids | Marked)
+def _score(
+    engine: Any, batch: Sequence[TextPart], sizes: WindowSizes, plan: Any, writer: DistributionWriter | None
+) -> np.ndarray:
+    """Negative log-probabilities of the tokens that a batch scores, float32; distributions go to the writer."""
+    if writer is None:
+        rows = [(sizes.prefix + part.ids, part.window.n_scored) for part in batch]
+        return np.concatenate(window_nlls(engine, rows, plan)).astype(np.float32)
+    (part,) = batch
+    n_scored = part.window.n_scored
+    quantities = {"log_prob": TokenLogProb(), "distribution": LogDistribution()}
+    found = window_values(engine, sizes.prefix + part.ids, n_scored, quantities, plan)
+    writer.write(part.window.first_scored, part.ids[-n_scored:], torch.as_tensor(found["distribution"]))
+    return -found["log_prob"].astype(np.float32)
 
 
-def _bos(engine: Engine) -> tuple[int, ...]:
-    bos = engine.tokenizer.bos_token_id
-    if bos is None:
-        raise InputError("bos_each_window=True needs a BOS token, and this model has none.")
-    return (bos,)
+def _fingerprint(engine: Engine, plan: Any, sizes: WindowSizes, text: str | None, dtype: Any) -> dict[str, Any]:
+    info = engine.info
+    return {
+        "engine": type(engine).__name__,
+        "weights": info.weights_hash,
+        "weight_processing": info.weight_processing,
+        "dtype": info.dtype,
+        "plan": None if plan is None else plan.hash,
+        "text": text,
+        "context_length": sizes.context,
+        "stride": sizes.stride,
+        "bos_each_window": bool(sizes.prefix),
+        "distributions": dtype,
+    }
 
 
-def _num_bytes(engine: Engine, ids: Sequence[int]) -> int:
-    """UTF-8 bytes of the whole characters that these ids spell; special tokens spell none."""
-    spelled = engine.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return len(spelled.replace("\ufffd", "").encode("utf-8"))
+def _total(engine: Engine, text: TextWindows, given: TextLike) -> int:
+    if text.n_scored is not None:
+        return text.n_scored
+    if isinstance(given, Path):
+        return count_tokens(engine, given)
+    raise InputError("The size of the distributions must be known before; pass a path or a string, not an iterator.")
 
 
-def _summary(nlls: np.ndarray, num_bytes: int, context: int, stride: int) -> Perplexity:
+def _check_window(engine: Engine, sizes: WindowSizes) -> None:
+    size = 4 * sizes.context * engine.info.d_vocab
+    if size > WINDOW_BYTES:
+        fitting = WINDOW_BYTES // (4 * engine.info.d_vocab)
+        raise InputError(
+            f"The distributions of one window of {sizes.context} tokens take {size / 1e9:.1f} GB of memory; "
+            f"choose a context_length of at most {fitting}."
+        )
+
+
+def _summary(nlls: np.ndarray, num_bytes: int, sizes: WindowSizes) -> Perplexity:
     return Perplexity(
         nll=math.fsum(nlls) / len(nlls),
         num_tokens=len(nlls),
         num_bytes=num_bytes,
-        context_length=context,
-        stride=stride,
+        context_length=sizes.context,
+        stride=sizes.stride,
         token_nlls=nlls,
     )

@@ -87,6 +87,13 @@ def test_score(steerlab, extracted, data, tiny_llama_path, tiny_llama_engine):
     assert '" good"' in table
     assert '"ly [x]"' in table
     assert "boundary" in table
+    variants = ("--variant", "", "--variant", "  ")
+    both = json.loads(steerlab(*given[:7], *variants, "--json").out)
+    scores = tiny_llama_engine.score(["The soup was"], [[" good"]], variants=("", "  "))
+    assert [(row["target"], row["variant"]) for row in both] == [(" good", ""), (" good", "  ")]
+    for name in ("log_prob", "bits_per_byte"):
+        assert [row[name] for row in both] == pytest.approx(getattr(scores, name), abs=1e-5)
+    assert '"   good"' in steerlab(*given[:7], *variants).out
     from_file = ("score", "--model", tiny_llama_path, "--file", data / "targets.jsonl", "--json")
     plain, steered = (
         json.loads(steerlab(*from_file, *more).out) for more in ((), ("--vector", extracted[0], "--dose", "1"))

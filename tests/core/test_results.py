@@ -6,6 +6,8 @@ import torch
 
 from steerlab.core.errors import HookPointError, InputError
 from steerlab.core.results import Activations, Completion, Generations, Score, Scores, check_pool
+from steerlab.core.text import EncodedPair
+from tests.tiny_models import build_tiny_tokenizer
 
 
 def completion(prompt_index=0, log_probs=(-1.0, -2.0), log_qs=(-0.5, -0.25)):
@@ -58,6 +60,51 @@ def test_scores_frame_has_the_promised_columns():
     assert np.allclose(scores.log_prob, [-4, -0.5])
     assert scores.of(1) == [scores[1]]
     assert scores.token_ids == [(4, 5), (6,)]
+
+
+def test_bits_per_byte():
+    score = Score(0, 0, (4, 5), (-math.log(2), -math.log(8)), "clean", num_bytes=8)
+    assert score.bits_per_byte == pytest.approx(0.5)
+    silent = Score(0, 1, (4,), (-1.0,), "clean", num_bytes=0)
+    unread = Score(0, 2, (4,), (-1.0,), "clean")
+    np.testing.assert_allclose(Scores((score, silent, unread)).bits_per_byte, [0.5, math.nan, math.nan])
+    assert Score(0, 0, (4,), (-math.inf,), "clean", num_bytes=1).bits_per_byte == math.inf
+
+
+def test_a_score_carries_what_its_pair_says():
+    pair = EncodedPair((1,), (4, 5), "merged", " ", 7)
+    assert Score.of_pair(2, 3, pair, [-1, -2]) == Score(2, 3, (4, 5), (-1, -2), "merged", " ", 7)
+
+
+def test_the_variant_is_a_last_column_only_where_there_is_one():
+    bare = Score(0, 0, (4,), (-1.0,), "clean")
+    spaced = Score(0, 0, (5,), (-0.5,), "clean", " ")
+    both = Scores((bare, spaced))
+    assert both.variant == ["", " "]
+    assert list(both.to_frame().columns) == [*Scores((bare,)).to_frame().columns, "variant"]
+    assert both.to_frame().variant.tolist() == ["", " "]
+    assert both.tokens_frame().variant.tolist() == ["", " "]
+    assert "variant" in Scores((spaced,)).to_frame()
+    assert "variant" not in Scores((bare,)).tokens_frame()
+
+
+def test_tokens_frame_has_a_row_per_scored_token():
+    scores = Scores((Score(0, 1, (4, 5), (-1.0, -math.log(2)), "clean"), Score(1, 0, (4,), (-0.5,), "merged")))
+    frame = scores.tokens_frame()
+    expected = "prompt_index target_index position token_id log_prob surprisal_bits".split()
+    assert list(frame.columns) == expected
+    assert frame.index.tolist() == [0, 1, 2]
+    assert frame[expected[:4]].to_numpy().tolist() == [[0, 1, 0, 4], [0, 1, 1, 5], [1, 0, 0, 4]]
+    assert frame.log_prob.tolist() == [-1.0, -math.log(2), -0.5]
+    assert frame.surprisal_bits.tolist() == pytest.approx([1 / math.log(2), 1.0, 0.5 / math.log(2)])
+
+
+def test_tokens_frame_shows_texts_with_a_tokenizer():
+    tokenizer = build_tiny_tokenizer(chat=False)
+    ids = tuple(tokenizer(" the room.")["input_ids"])
+    frame = Scores((Score(0, 0, ids, (-1.0,) * len(ids), "clean"),)).tokens_frame(tokenizer)
+    assert "".join(frame.token) == " the room."
+    assert list(frame.columns).index("token") == list(frame.columns).index("token_id") + 1
 
 
 def test_activations_cut_out_one_prompt():

@@ -34,4 +34,4 @@ def make_effect(
 
 
 def _row(family: str, draw: int, dose: float, item: int, group: str, value: float) -> tuple:
-    return (family, draw, dose, item, group, value, value, 0.0, 1.0, "plan", "vector")
+    return (family, draw, dose, item, group, value, value, 0.0, 1.0, "plan", "vector", "data", "model", "engine")

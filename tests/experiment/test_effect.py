@@ -1,8 +1,11 @@
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from steerlab.experiment.effect import Effect
 from tests.experiment.frames import DOSES, make_effect
 
 
@@ -100,3 +103,43 @@ def test_summary_is_plain_data() -> None:
     assert summary["n_items"] == 2
     assert summary["verdict"] == "effect"
     assert summary["settings"]["max_ppl_ratio"] == 1.5
+
+
+# --- curvature and collapse ---------------------------------------------------------------------------------------
+
+
+def bent(curvatures: list[float], **options: Any) -> Effect:
+    """An effect whose items respond with 2·dose + c·dose²."""
+    effect = make_effect([2.0] * len(curvatures), **options)
+    rows = effect.rows
+    value = rows.value + np.array(curvatures)[rows.item] * rows.dose**2
+    return replace(effect, rows=rows.assign(value=value))
+
+
+def test_curvature_is_the_mean_quadratic_coefficient() -> None:
+    effect = bent([3.0, 5.0, -2.0])
+    assert effect.curvature == pytest.approx(2.0)
+    assert effect.slope == pytest.approx(2.0), "the doses are symmetric"
+    assert effect.curvature_ci[0] == pytest.approx(-2.0)
+    assert effect.curvature_ci[1] == pytest.approx(5.0)
+    assert bent([3.0, 3.0]).curvature_ci == pytest.approx((3.0, 3.0))
+
+
+def test_curvature_needs_three_fitted_doses_and_leaves_out_the_others() -> None:
+    assert math.isnan(bent([1.0, 2.0], ratios={-0.2: 9.0, -0.1: 9.0, 0.2: 9.0}).curvature)
+    effect = bent([4.0, 4.0], ratios={0.2: 9.0})
+    spoilt = effect.rows.assign(value=effect.rows.value.where(effect.rows.dose != 0.2, 1e3))
+    assert replace(effect, rows=spoilt).curvature == pytest.approx(4.0)
+
+
+def test_collapse_dose_is_the_smallest_costly_one() -> None:
+    assert math.isnan(make_effect([2.0, 3.0]).collapse_dose)
+    assert make_effect([2.0, 3.0], ratios={-0.2: 1.6, 0.2: 1.6, -0.1: 1.51}).collapse_dose == 0.1
+    assert make_effect([2.0, 3.0], ratios={0.2: 1.6, 0.1: 1.5}).collapse_dose == 0.2, "the bound itself is allowed"
+
+
+def test_the_summary_tells_curvature_and_collapse() -> None:
+    summary = bent([3.0, 5.0], ratios={0.2: 2.0}).summary()
+    assert summary["curvature"] == pytest.approx(4.0)
+    assert summary["collapse_dose"] == 0.2
+    assert len(summary["curvature_ci"]) == 2

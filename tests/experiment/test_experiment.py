@@ -1,4 +1,3 @@
-import base64
 import json
 import re
 from pathlib import Path
@@ -67,13 +66,13 @@ def test_the_axis_says_what_the_doses_are(experiment: sl.Experiment) -> None:
     vector = experiment.results.vectors[0][1]
     assert experiment.effects[0].settings.axis == "dose"
     options = {"controls": sl.Controls(random=0), "neutral": TEXTS}
-    other = sl.Experiment("other", experiment.engine)
+    other = sl.Experiment("other", experiment.engine, root=None)
     assert other.effect(sl.Plan(sl.add(vector, dose=0.2)), TARGETS, [0, 1], **options).settings.axis == "scale"
     assert other.effect(sl.Plan(sl.ablate(vector)), TARGETS, [0, 1], **options).settings.axis == "scale"
 
 
 def test_seeds_repeat_a_whole_effect(experiment: sl.Experiment) -> None:
-    again = sl.Experiment("again", experiment.engine, seed=3)
+    again = sl.Experiment("again", experiment.engine, seed=3, root=None)
     plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0))
     controls = sl.Controls(random=19, shuffled=19, wrong_layer=True)
     effect = again.effect(plan, TARGETS, DOSES, controls=controls, pairs=PAIRS, neutral=TEXTS, max_ppl_ratio=50.0)
@@ -107,21 +106,23 @@ def test_save_and_load_give_the_same_experiment(experiment: sl.Experiment) -> No
     assert loaded.results.vectors[0][1] == experiment.results.vectors[0][1]
     for kind in ("costs", "entropies", "generations"):
         pd.testing.assert_frame_equal(getattr(loaded.results, kind)[0], getattr(experiment.results, kind)[0])
-    assert json.loads((path / "run.json").read_text())["effects"] == 1
+    records = json.loads((path / "run.json").read_text())["records"]
+    assert [record["kind"] for record in records] == ["vectors", "effect", "entropy", "cost", "generations"]
     assert not list(path.rglob("*.tmp"))
 
 
-def test_another_experiment_does_not_overwrite_a_run(experiment: sl.Experiment) -> None:
-    path = experiment.save()
-    other = sl.Experiment(experiment.name, experiment.engine, root=path.parent)
-    with pytest.raises(RunError, match="already holds a run"):
-        other.save()
-    assert sl.Experiment.load(path).effects
-    other.save(overwrite=True)
-    assert not sl.Experiment.load(path).effects
-    assert not (path / "effects").exists()
-    experiment._owns_directory = False
-    experiment.save(overwrite=True)
+def test_another_configuration_does_not_go_on_with_a_run(experiment: sl.Experiment, tmp_path: Path) -> None:
+    first = sl.Experiment("run", experiment.engine, root=tmp_path)
+    first.cost(sl.Plan(), TEXTS)
+    first.close()
+    with pytest.raises(RunError, match=r"seed 0 there, 1 here.*overwrite=True"):
+        sl.Experiment("run", experiment.engine, root=tmp_path, seed=1)
+    assert sl.Experiment.load(first.path).results.costs
+    other = sl.Experiment("run", experiment.engine, root=tmp_path, seed=1, overwrite=True)
+    assert sl.Experiment.load(first.path).results.costs, "nothing is replaced before something is measured"
+    other.save()
+    assert not sl.Experiment.load(first.path).results.costs
+    assert not (first.path / "cells").exists()
 
 
 def test_how_the_model_was_loaded_is_kept(tmp_path: Path, tiny_llama_path: Path) -> None:
@@ -131,17 +132,15 @@ def test_how_the_model_was_loaded_is_kept(tmp_path: Path, tiny_llama_path: Path)
 
 def test_long_neutral_text_is_cut_into_windows(experiment: sl.Experiment) -> None:
     plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=0.1))
-    cost = sl.Experiment("long", experiment.engine).cost(plan, [" the cat ran home" * 300])
+    cost = sl.Experiment("long", experiment.engine, root=None).cost(plan, [" the cat ran home" * 300])
     assert cost.num_tokens.iloc[0] > experiment.engine.info.context_length
 
 
 def test_a_saved_run_reports_without_the_model(experiment: sl.Experiment, tmp_path: Path) -> None:
     loaded = sl.Experiment.load(experiment.save())
     page = loaded.report(tmp_path / "report.html").read_text(encoding="utf-8")
-    assert loaded._engine is None
-    assert page.count("data:image/png;base64,") == 4
-    assert base64.b64decode(re.findall(r"base64,([^\"]+)", page)[0])[:4] == b"\x89PNG"
-    assert not re.search(r"(src|href)=[\"'](?!data:)", page)
+    assert not loaded._session.loaded
+    assert not re.search(r"(src|href)=[\"'](?!data:|#)", page)
     assert loaded.effects[0].verdict in page
     assert experiment.effects[0].plan_hash in page
 
@@ -155,7 +154,7 @@ def test_text_in_a_report_is_escaped(experiment: sl.Experiment, tmp_path: Path) 
 
 def test_a_report_needs_an_effect(tiny_llama_engine: sl.LensEngine) -> None:
     with pytest.raises(RunError, match="measure an effect first"):
-        sl.Experiment("empty", tiny_llama_engine).report()
+        sl.Experiment("empty", tiny_llama_engine, root=None).report()
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -164,10 +163,12 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_run_is_refused(experiment: sl.Experiment) -> None:
-    path = experiment.save()
-    (path / "effects" / "000" / "rows.parquet").write_bytes(b"PAR1 and nothing else")
+    rows = experiment.path / "effects" / "000" / "rows.parquet"
+    whole = rows.read_bytes()
+    rows.write_bytes(b"PAR1 and nothing else")
     with pytest.raises(RunError, match=r"rows\.parquet"):
-        sl.Experiment.load(path)
+        sl.Experiment.load(experiment.path)
+    rows.write_bytes(whole)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".."])
@@ -185,7 +186,7 @@ def test_doses_are_checked(experiment: sl.Experiment, doses: list[float]) -> Non
 
 def test_one_bare_prompt_is_one_prompt(experiment: sl.Experiment) -> None:
     plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=0.1))
-    frame = sl.Experiment("bare", experiment.engine).generate(plan, "the cat ran", max_new_tokens=2)
+    frame = sl.Experiment("bare", experiment.engine, root=None).generate(plan, "the cat ran", max_new_tokens=2)
     assert frame.prompt.tolist() == ["the cat ran"] * 2
 
 
@@ -207,10 +208,19 @@ def test_no_bound_on_the_cost_survives_saving(experiment: sl.Experiment, tmp_pat
         exp.effect(plan, TARGETS, DOSES, metric=lambda p, n: float("nan"), **options)
 
 
-@pytest.mark.parametrize("text", ["[]", "null", '{"format": 1}'])
-def test_a_run_file_that_is_not_one_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[]", "damaged"),
+        ("null", "damaged"),
+        ("{", "cannot be read"),
+        ('{"format": 2}', "lacks"),
+        ('{"format": 1}', "1"),
+    ],
+)
+def test_a_run_file_that_is_not_one_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RunError, match="damaged"):
+    with pytest.raises(RunError, match=complaint):
         sl.Experiment.load(tmp_path)
 
 

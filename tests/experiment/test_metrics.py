@@ -1,8 +1,13 @@
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from steerlab.core.errors import InputError
-from steerlab.experiment.metrics import choice_prob, find_metric, log_prob_margin
+from steerlab.experiment.metrics import choice_prob, find_metric, log_prob_margin, metric_identity
 
 
 def test_margin_is_the_difference_of_means() -> None:
@@ -25,3 +30,76 @@ def test_a_function_is_its_own_metric() -> None:
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(InputError, match="log_prob_margin"):
         find_metric("margin")
+
+
+# --- which metric it was ------------------------------------------------------------------------------------------
+
+
+def scaled_by(factor: float) -> Callable[[np.ndarray, np.ndarray], float]:
+    def metric(positive: np.ndarray, negative: np.ndarray) -> float:
+        return factor * float(positive.mean() - negative.mean())
+
+    return metric
+
+
+def with_default(positive: np.ndarray, negative: np.ndarray, factor: float = 1.0) -> float:
+    return factor * float(positive.mean() - negative.mean())
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, positive: np.ndarray, negative: np.ndarray) -> float:
+        return self.factor * float(positive.mean() - negative.mean())
+
+    def method(self, positive: np.ndarray, negative: np.ndarray) -> float:
+        return self(positive, negative)
+
+
+def test_names_are_their_own_identity() -> None:
+    assert metric_identity("choice_prob") == "choice_prob"
+    assert metric_identity(choice_prob) != "choice_prob", "a function of that name may be another one"
+    with pytest.raises(InputError, match="Unknown metric"):
+        metric_identity("margin")
+
+
+def test_functions_are_told_apart_by_what_they_compute() -> None:
+    metrics = [
+        lambda p, n: float(p.max()),
+        lambda p, n: float(p.min()),
+        *(lambda p, n: float(p[0]), lambda p, n: float(n[0])),  # of one line
+        scaled_by(1.0),
+        scaled_by(2.0),
+        with_default,
+        functools.partial(with_default, factor=2.0),
+        functools.partial(with_default, factor=3.0),
+        Scaled(1.0),
+        Scaled(2.0),
+        Scaled(1.0).method,
+        Scaled(2.0).method,
+        eval("lambda p, n: 1.0"),
+        eval("lambda p, n: 2.0"),
+        np.dot,
+    ]
+    identities = [metric_identity(metric) for metric in metrics]
+    assert len(set(identities)) == len(metrics)
+
+
+def test_the_same_function_keeps_its_identity() -> None:
+    assert metric_identity(scaled_by(2.0)) == metric_identity(scaled_by(2.0))
+    assert metric_identity(Scaled(2.0)) == metric_identity(Scaled(2.0))
+    assert metric_identity(with_default).startswith("with_default#")
+
+
+def test_an_identity_is_the_same_in_another_process() -> None:
+    code = (
+        "from tests.experiment.test_metrics import *\n"
+        "print(metric_identity(with_default), metric_identity(scaled_by(2.0)), metric_identity(Scaled(2.0)))"
+    )
+    found = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+    assert len(found) == 1
+    assert "with_default#" in found.pop()

@@ -24,7 +24,7 @@ def targets() -> sl.Targets:
 def test_sentiment_everywhere_is_steep_and_beyond_random_directions(
     lens_engine: sl.LensEngine, pairs: sl.ContrastPairs, targets: sl.Targets
 ) -> None:
-    exp = sl.Experiment("everywhere", lens_engine)
+    exp = sl.Experiment("everywhere", lens_engine, root=None)
     vectors = exp.extract(pairs, layers=[14])
     plan = sl.Plan(sl.add(vectors[14], dose=1.0, where=sl.where.all()))
     effect = exp.effect(plan, targets, DOSES, controls=sl.Controls(random=20))
@@ -40,7 +40,7 @@ def test_balanced_label_flips_have_no_effect(
     lens_engine: sl.LensEngine, pairs: sl.ContrastPairs, targets: sl.Targets
 ) -> None:
     flipped = pairs.flipped(balanced_flips(pairs.groups, np.random.default_rng(0)))
-    exp = sl.Experiment("null", lens_engine)
+    exp = sl.Experiment("null", lens_engine, root=None)
     vectors = exp.extract(flipped, layers=[14])
     effect = exp.effect(
         sl.Plan(sl.add(vectors[14], dose=1.0)),

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 import steerlab as sl
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, HookPointError, InputError, PlanError, VectorShapeError
+from steerlab.engines.lens import teacher_forcing
 from steerlab.measures import chosen_log_probs, entropy
 from tests.lens.helpers import PROMPTS, all_hooks, plain_log_probs, random_vector, strong_plan
 from tests.tiny_models import build_tiny_gpt2
@@ -448,6 +449,43 @@ def test_measure_gives_your_own_quantities_per_target_token(tiny_llama_engine):
     logits = tiny_llama_engine.logits([*context, *scores[0].token_ids])
     expected = entropy(logits[len(context) - 1 : -1])
     assert unsteered["entropy"].tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("logit_rows", [1, 3, 1000])
+def test_measure_gives_several_numbers_per_token_too(tiny_llama_engine, logit_rows, monkeypatch):
+    monkeypatch.setattr(teacher_forcing.Budget, "logit_rows", lambda self, d_vocab: logit_rows)
+    plan, targets = strong_plan(tiny_llama_engine), [[" a b c"], [" d", " e f"]]
+    measures = {
+        "log_prob": chosen_log_probs,
+        "all": lambda logits, tokens: logits.double().log_softmax(-1),
+        "two": lambda logits, tokens: logits.topk(2).indices,
+    }
+    found = tiny_llama_engine.measure(PROMPTS[:2], targets, measures, plan=plan)
+    receipts = tiny_llama_engine.receipts
+    scores = tiny_llama_engine.score(PROMPTS[:2], targets, plan=plan)
+    assert receipts == tiny_llama_engine.receipts
+    for row, score in zip(found, scores, strict=True):
+        n = score.num_tokens
+        assert (row["log_prob"].dtype, row["log_prob"].shape) == (np.float64, (n,))
+        assert (row["all"].dtype, row["all"].shape) == (np.float32, (n, tiny_llama_engine.info.d_vocab))
+        assert (row["two"].dtype, row["two"].shape) == (np.float32, (n, 2))
+        np.testing.assert_allclose(row["all"][np.arange(n), list(score.token_ids)], score.token_log_probs, atol=1e-5)
+        np.testing.assert_allclose(np.exp(row["all"]).sum(axis=1), 1.0, atol=1e-5)
+        assert row["two"][:, 0].tolist() == row["all"].argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("measure", "seen"),
+    [
+        (lambda logits, tokens: logits.sum(), r"\(\)"),
+        (lambda logits, tokens: logits[:0], r"\(0, 384\)"),
+        (lambda logits, tokens: logits[..., None], r"\(1, 384, 1\)"),
+        (lambda logits, tokens: tokens.tolist(), "list"),
+    ],
+)
+def test_a_measure_of_another_shape_is_refused_by_name(tiny_llama_engine, measure, seen):
+    with pytest.raises(InputError, match=rf"'mine' returned {seen} for 1 tokens"):
+        tiny_llama_engine.measure("Hi", [[5]], {"mine": measure})
 
 
 def test_extract_is_the_mean_difference_of_captures(tiny_llama_engine):

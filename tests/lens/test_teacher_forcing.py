@@ -5,6 +5,7 @@ import pytest
 
 import steerlab as sl
 from steerlab.engines.lens import teacher_forcing
+from steerlab.engines.lens.rows import Rows
 from tests.lens.helpers import PROMPTS, plain_log_probs, random_vector, strong_plan
 
 TARGETS = [[" Paris", " London and"], [" four."], [" it was too hot"]]
@@ -139,3 +140,28 @@ def test_the_frame_has_a_row_per_pair(tiny_llama_engine):
     frame = tiny_llama_engine.score(PROMPTS[:2], [[" a", " b"], [" c"]]).to_frame()
     assert frame[["prompt_index", "target_index"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 0]]
     assert np.allclose(frame.perplexity, np.exp(-frame.log_prob / frame.num_tokens))
+
+
+def test_targets_of_a_long_context_share_passes(tiny_llama_engine, monkeypatch):
+    """What a row holds in the cache costs half of what it runs."""
+    monkeypatch.setattr(tiny_llama_engine, "batch_tokens", 100)
+    seen = []
+    extend = Rows.extend
+
+    def watched(self, ids, valid, *, keep=0):
+        seen.append(tuple(ids.shape))
+        return extend(self, ids, valid, keep=keep)
+
+    monkeypatch.setattr(Rows, "extend", watched)
+    tiny_llama_engine.score([[5] * 80], [[[6, 7, k] for k in range(10, 22)]])
+    assert seen == [(1, 80), *[(2, 2)] * 6]
+
+
+def test_float64_scores_padded_rows(tiny_llama_path):
+    """Eager attention takes its softmax in float32, where the float64 mask of a padded row is −inf."""
+    prompts, targets = ["the dog", "the cat sat on a mat and"], [[" ran"], [" slept"]]
+    with sl.load(tiny_llama_path, dtype="float64") as engine:
+        together = engine.score(prompts, targets).log_prob
+        alone = [engine.score([p], [t]).log_prob[0] for p, t in zip(prompts, targets, strict=True)]
+        assert np.isfinite(engine.median_norm(1))
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-12)

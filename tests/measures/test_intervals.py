@@ -7,7 +7,15 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steerlab.measures import Interval, cluster_bootstrap_mean, least_squares_slopes, null_rank, rank_floor
+from steerlab.measures import (
+    Interval,
+    cluster_bootstrap_mean,
+    holm,
+    least_squares_curvatures,
+    least_squares_slopes,
+    null_rank,
+    rank_floor,
+)
 
 # --- slopes -------------------------------------------------------------------------------------------------------
 
@@ -32,6 +40,27 @@ def test_slopes_equal_scipy_for_uneven_doses():
 def test_one_dose_gives_no_slope(x):
     with pytest.raises(ValueError, match="two different doses"):
         least_squares_slopes(np.array(x), np.zeros((2, len(x))))
+
+
+# --- curvatures ---------------------------------------------------------------------------------------------------
+
+
+def test_curvatures_worked_by_hand():
+    x = np.array([-1.0, 0.0, 1.0])
+    curves = np.array([[1.0, 0.0, 1.0], [3.0, 3.0, 3.0], [-1.0, 0.0, 1.0], [-5.0, 1.0, 3.0]])  # x², 3, x, 1 + 4x − 2x²
+    assert least_squares_curvatures(x, curves) == pytest.approx([1, 0, 0, -2], abs=1e-12)
+
+
+def test_curvatures_equal_numpy_for_uneven_doses():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=7), rng.normal(size=(5, 7))
+    assert np.allclose(least_squares_curvatures(x, y), np.polyfit(x, y.T, 2)[0])
+    assert np.allclose(least_squares_curvatures(1e-4 * x, y), 1e8 * np.polyfit(x, y.T, 2)[0])
+
+
+def test_two_doses_give_no_curvature():
+    with pytest.raises(ValueError, match="three different doses"):
+        least_squares_curvatures(np.array([0.0, 0.1, 0.1]), np.zeros((2, 3)))
 
 
 # --- intervals ----------------------------------------------------------------------------------------------------
@@ -122,3 +151,32 @@ def test_twenty_draws_cannot_go_below_their_floor():
 @given(st.floats(-10, 10), st.lists(st.floats(-10, 10), min_size=1, max_size=30))
 def test_null_rank_bounds(effect, nulls):
     assert rank_floor(len(nulls)) <= null_rank(effect, np.array(nulls)) <= 1
+
+
+# --- several comparisons ------------------------------------------------------------------------------------------
+
+
+def test_holm_worked_by_hand():
+    # Sorted: 0.01 × 4, 0.02 × 3, 0.03 × 2 = 0.06, 0.5 × 1; a step never goes below the one before.
+    assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+    assert holm([0.04, 0.05]) == pytest.approx([0.08, 0.08])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([0.2]) == [0.2]
+
+
+def test_holm_leaves_missing_ranks_missing_and_does_not_count_them():
+    adjusted = holm([0.03, float("nan"), 0.02])
+    assert math.isnan(adjusted[1])
+    assert [adjusted[0], adjusted[2]] == pytest.approx([0.04, 0.04])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.5))
+def test_holm_rejects_what_the_step_down_procedure_rejects(ranks, level):
+    order = sorted(range(len(ranks)), key=lambda k: ranks[k])
+    rejected = set()
+    for step, index in enumerate(order):
+        if ranks[index] * (len(ranks) - step) > level:
+            break
+        rejected.add(index)
+    assert {k for k, adjusted in enumerate(holm(ranks)) if adjusted <= level} == rejected

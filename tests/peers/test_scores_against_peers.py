@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab.core.shipped import neutral_text, reference_text
 
 PEERS = ["lm_eval", "minicons"]
 
@@ -21,7 +22,7 @@ pytestmark = [
     ),
 ]
 
-PAIRS = [
+SHORT = [
     ("The capital of France is", " Paris"),
     ("Two plus two equals", " four"),
     ("The film was so dull that I", " fell asleep before the end"),
@@ -45,6 +46,22 @@ PAIRS = [
 ]
 
 
+def cut_from_text(n: int) -> list[tuple[str, str]]:
+    """Pairs from the shipped texts: a paragraph up to a word, and its next 1 to 9 words."""
+    found = []
+    for paragraph in f"{reference_text()}\n\n{neutral_text()}".split("\n\n"):
+        words = paragraph.split()
+        found += [
+            (" ".join(words[:cut]), " " + " ".join(words[cut : cut + 1 + cut % 9]))
+            for cut in range(4, len(words) - 9, 6)
+        ]
+    assert len(found) >= n
+    return found[:: len(found) // n][:n]
+
+
+PAIRS = [*SHORT, *cut_from_text(80)]
+
+
 @pytest.fixture(scope="module")
 def reference(smollm2_path):
     """The plain model and its tokenizer."""
@@ -60,6 +77,7 @@ def ours(smollm2_path) -> list[float]:
     with sl.load(str(smollm2_path), dtype="float32") as engine:
         scores = engine.score(prompts, [[target] for _, target in PAIRS])
     assert set(scores.boundary) == {"clean"}
+    assert len(set(PAIRS)) == len(scores) == 100
     return list(scores.log_prob)
 
 

@@ -3,19 +3,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 import steerlab as sl
 from steerlab.core.errors import InputError, PlanError, PromptError
 from steerlab.scoring import Perplexity, text_nlls
-from steerlab.scoring.sliding import sliding_windows
 from tests.tiny_models import SENTENCES
 
 TEXT = " ".join(SENTENCES)
-
-sizes = st.integers(2, 40).flatmap(lambda c: st.tuples(st.integers(1, 120), st.just(c), st.integers(1, c)))
 
 
 @pytest.fixture(scope="module")
@@ -37,39 +32,6 @@ def reference_nlls(model, ids, context, stride, first=1):
             logits = model(torch.tensor([ids[start:k]])).logits[0, -1].double()
         found.append(-logits.log_softmax(-1)[ids[k]].item())
     return found
-
-
-# --- windows ------------------------------------------------------------------------------------------------------
-
-
-@given(sizes, st.booleans())
-def test_each_token_is_scored_once_within_the_context(size, score_first):
-    n_tokens, context, stride = size
-    windows = sliding_windows(n_tokens, context, stride, score_first=score_first)
-    scored = [k for w in windows for k in range(w.first_scored, w.stop)]
-    assert scored == list(range(0 if score_first else 1, n_tokens))
-    assert all(w.stop - w.start <= context for w in windows)
-    for window in windows[1:]:
-        assert 1 <= window.stop - window.first_scored <= stride
-        assert window.start < window.first_scored
-        assert window.stop - window.start == context
-
-
-def test_the_documented_example():
-    windows = sliding_windows(10, 4, 2)
-    assert [(w.start, w.first_scored, w.stop) for w in windows] == [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 10)]
-
-
-def test_stride_at_context_still_conditions_on_a_scored_token():
-    assert [(w.start, w.first_scored, w.stop) for w in sliding_windows(10, 4, 4)] == [(0, 1, 4), (3, 4, 7), (6, 7, 10)]
-
-
-@pytest.mark.parametrize(
-    ("context", "stride"), [(1, 1), (0, 1), (4, 0), (4, 5), (4, -1), (4, 1.5), (4.0, 2), (True, 1)]
-)
-def test_bad_windows_are_refused(context, stride):
-    with pytest.raises(InputError):
-        sliding_windows(10, context, stride)
 
 
 # --- perplexity ---------------------------------------------------------------------------------------------------

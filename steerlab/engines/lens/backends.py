@@ -74,8 +74,7 @@ class FastBackend(Backend):
 
     Args:
         bridge: the TransformerBridge.
-        attention: the attention kernel: `sdpa`, or `eager` for numbers equal to the bridge's. Models with soft-capped
-            attention scores always run eager.
+        attention: the attention kernel: `sdpa`, or `eager` for numbers equal to the bridge's; see `attention_kernel`.
     """
 
     name = "fast"
@@ -184,9 +183,15 @@ def shadow_of(bridge: Any) -> Shadow:
 
 
 def attention_kernel(bridge: Any, wanted: str) -> str:
-    """The attention kernel to run: eager where scores are soft-capped, since sdpa would leave the cap out silently."""
-    capped = getattr(bridge.original_model.config.get_text_config(), "attn_logit_softcapping", None) is not None
-    return "eager" if capped else wanted
+    """The attention kernel to run.
+
+    Eager where scores are soft-capped, since sdpa would leave the cap out silently. sdpa in float64: eager attention
+    takes its softmax in float32 there, where the mask of a padded row becomes −inf and the row NaN.
+    """
+    model = bridge.original_model
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        return "eager"
+    return "sdpa" if model.get_input_embeddings().weight.dtype == torch.float64 else wanted
 
 
 def choose_backend(bridge: Any, hook_names: Sequence[str], engine: str = "auto", *, attention: str = "sdpa") -> Backend:

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerlab.core.engine import ModelInfo
-from steerlab.core.errors import ContextLengthError, TargetError
+from steerlab.core.errors import ContextLengthError
+from steerlab.core.pairing import encode_pairs
 from steerlab.core.text import (
     Boundary,
     EncodedPair,
     EncodedPrompt,
     PromptLike,
-    TargetLike,
     as_prompts,
     as_targets,
-    encode_pair,
     encode_prompt,
     is_single_prompt,
 )
@@ -54,7 +53,14 @@ class Encoder:
         ]
 
     def pairs(
-        self, prompts: Any, targets: Sequence[Any], boundary: Boundary, score_eos: bool, chat: bool
+        self,
+        prompts: Any,
+        targets: Sequence[Any],
+        *,
+        boundary: Boundary = "joint",
+        variants: Sequence[str] = ("",),
+        score_eos: bool = False,
+        chat: bool = False,
     ) -> tuple[list[tuple[int, int, EncodedPair]], list[PromptContent]]:
         """(prompt index, target index, ids) of every pair, in order; and what the prompts hold.
 
@@ -63,21 +69,17 @@ class Encoder:
         """
         encoded = self.prompts(prompts, chat)
         rows = as_targets(targets, len(encoded), is_single_prompt(prompts))
-        pairs = [
-            (i, j, self._pair(prompt, target, boundary, score_eos))
-            for i, (prompt, row) in enumerate(zip(encoded, rows, strict=True))
-            for j, target in enumerate(row)
-        ]
+        pairs = encode_pairs(
+            self.tokenizer,
+            encoded,
+            rows,
+            d_vocab=self.info.d_vocab,
+            boundary=boundary,
+            variants=variants,
+            score_eos=score_eos,
+        )
         self.check_lengths([len(p.context_ids) + len(p.target_ids) for _, _, p in pairs], "prompt and target")
         return pairs, self.contents(encoded)
-
-    def _pair(self, prompt: EncodedPrompt, target: TargetLike, boundary: Boundary, eos: bool) -> EncodedPair:
-        pair = encode_pair(self.tokenizer, prompt, target, boundary=boundary, d_vocab=self.info.d_vocab)
-        if not eos:
-            return pair
-        if self.tokenizer.eos_token_id is None:
-            raise TargetError("score_eos=True needs an EOS token, and this tokenizer has none.")
-        return EncodedPair(pair.context_ids, (*pair.target_ids, self.tokenizer.eos_token_id), pair.boundary)
 
     def check_lengths(self, lengths: Sequence[int], what: str) -> None:
         """Nothing, if every row fits the context.

@@ -17,8 +17,9 @@ from steerlab.steering.run import PlanRun
 class Rows:
     """Rows that grow by blocks of tokens, each pass attending to all that came before.
 
-    A row's padding may stand before its tokens or after them, never between: the mask hides it, and positions count
-    the row's own tokens only, so that a row gives the same numbers alone and in any batch.
+    A row's padding may stand before its tokens or after them: the mask hides it, and positions count the row's own
+    tokens only, so that a row gives the same numbers alone and in any batch. Padding between a row's tokens is right
+    only for models without sliding windows, which count cache slots.
 
     Args:
         model: the causal language model to call, of a backend.
@@ -43,6 +44,11 @@ class Rows:
         self._rows = torch.arange(len(prompt_lens), device=self.device)
         self._lens_on: dict[torch.device, Tensor] = {}
         self._uncached: list[tuple[Tensor, Tensor]] | None = None if use_cache else []
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the longest row so far, padding left out."""
+        return int(self.counts.max())
 
     def extend(
         self, ids: Int[Tensor, "batch pos"], valid: Bool[Tensor, "batch pos"], *, keep: int = 0
@@ -102,10 +108,16 @@ class Rows:
             self._mask = torch.cat([self._mask, fresh], dim=-1)
         self._length += width
 
-    def selected(self, index: Sequence[int]) -> "Rows":
-        """New rows that continue these: row k continues row `index[k]`; a row may be continued many times or never."""
+    def selected(self, index: Sequence[int], prompt_lens: Sequence[int] | None = None) -> "Rows":
+        """New rows that continue these: row k continues row `index[k]`; a row may be continued many times or never.
+
+        Args:
+            index: for each new row, the row of these it continues.
+            prompt_lens: prompt length of each new row; by default that of the row it continues.
+        """
         chosen = torch.tensor(list(index), device=self.device)
-        rows = Rows(self.model, self.run.continued(index), self.prompt_lens[chosen].tolist())
+        lens = self.prompt_lens[chosen].tolist() if prompt_lens is None else prompt_lens
+        rows = Rows(self.model, self.run.continued(index), lens)
         rows._take(self, chosen)
         rows._rows, rows._passes, rows._length = (
             torch.arange(len(chosen), device=self.device),

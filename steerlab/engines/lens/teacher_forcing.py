@@ -1,23 +1,29 @@
 """Teacher forcing: quantities of every target token, prompts run once and shared by their targets."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from steerlab.core.batching import batches_by_tokens
-from steerlab.core.errors import SteerlabError
+from steerlab.core.errors import InputError, SteerlabError
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.rows import Rows, left_padded, right_padded
+from steerlab.engines.lens.shared_header import shared_header
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent, looks_at_prompts
 from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
 Measures = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+
+
+CACHED_PER_RUN = 2  # with 512-token contexts on a CPU faster than 1 and than 8: copies of the cache cost time as well
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,14 @@ class Budget:
     tokens: int
     logit_bytes: int = 256 << 20
 
+    def cost(self, n_run: int, n_cached: int) -> int:
+        """What a row takes of the tokens per pass: those it runs, and a share of the cache that it holds a copy of.
+
+        A cached token takes its keys and values only, less than the activations and attention scores of a token that
+        runs.
+        """
+        return n_run + n_cached // CACHED_PER_RUN
+
     def logit_rows(self, d_vocab: int) -> int:
         """How many rows of logits fit."""
         return max(1, self.logit_bytes // (4 * d_vocab))
@@ -53,8 +67,8 @@ class TeacherForcing:
     Args:
         bridge: the TransformerBridge.
         assigned: the plan.
-        measures: named functions of (logits [rows, d_vocab], tokens [rows]) → [rows]; they say what each token's
-            prediction is worth, e.g. its log-probability.
+        measures: named functions of (logits [rows, d_vocab], tokens [rows]) → [rows] or [rows, anything]; they say
+            what each token's prediction is worth, e.g. its log-probability.
         budget: how much runs at once.
         d_vocab: number of logits.
         progress: called with the number of pairs finished.
@@ -78,7 +92,8 @@ class TeacherForcing:
         self.logit_rows = budget.logit_rows(d_vocab)
         self.progress = progress
         self.contents = contents
-        self.values: dict[int, dict[str, list[float]]] = {}
+        self.values: dict[int, dict[str, np.ndarray]] = {}
+        self.n_measured: Counter[int] = Counter()
         self.receipts: list[Receipt] = []
 
     def run(self, pairs: Sequence[ForcedPair]) -> None:
@@ -87,22 +102,43 @@ class TeacherForcing:
         by_prompt = looks_at_prompts(self.assigned.plan.sets)
         for pair in pairs:
             contexts.setdefault((pair.context_ids, pair.prompt_index if by_prompt else None), []).append(pair)
-            self.values[pair.row_index] = {name: [] for name in self.measures}
+            self.values[pair.row_index] = {}
         unique = [(context, sharing) for (context, _), sharing in contexts.items()]
-        for batch in batches_by_tokens([len(context) for context, _ in unique], self.budget.tokens):
-            self._run_contexts([unique[i] for i in batch])
+        header = self._header([context for context, _ in unique])
+        done = 0 if header is None else header.n_tokens
+        costs = [self.budget.cost(len(context) - done, done) for context, _ in unique]
+        for batch in batches_by_tokens(costs, self.budget.tokens):
+            self._run_contexts([unique[i] for i in batch], header)
 
-    def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]]) -> None:
-        contents = [self.contents[pairs[0].prompt_index].before(context) for context, pairs in batch]
-        run = PlanRun(self.assigned.plan, len(batch), contents)
-        prompt_lens = [len(context) for context, _ in batch]
+    def _header(self, contexts: Sequence[tuple[int, ...]]) -> Rows | None:
+        """One row that holds the beginning of all contexts, if it may run once for all of them."""
+        length = shared_header(self.bridge, self.assigned.plan, contexts)
+        if not length:
+            return None
+        run = PlanRun(self.assigned.plan, 1)
         backend = exact_backend(self.bridge, plan_hooks(run))
-        rows = Rows(backend.model, run, prompt_lens)
+        header = Rows(backend.model, run, [len(contexts[0])])
         with backend.attached(plan_hooks(run)):
-            logits = self._extend_in_blocks(rows, *left_padded([context for context, _ in batch]))
-        first = [(pair, row, pair.target_ids[0]) for row, (_, pairs) in enumerate(batch) for pair in pairs]
+            self._extend_in_blocks(header, *left_padded([contexts[0][:length]]))
+        return header
+
+    def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]], header: Rows | None) -> None:
+        contexts = [context for context, _ in batch]
+        rows = self._fresh(batch) if header is None else header.selected([0] * len(batch), [len(c) for c in contexts])
+        done = 0 if header is None else header.n_tokens
+        backend = exact_backend(self.bridge, plan_hooks(rows.run))
+        with backend.attached(plan_hooks(rows.run)):
+            logits = self._extend_in_blocks(rows, *left_padded([context[done:] for context in contexts]))
+        first = [(pair, 0, row, pair.target_ids[0]) for row, (_, pairs) in enumerate(batch) for pair in pairs]
         self._measure(first, logits)
         self._run_targets(rows, [(row, pair) for row, (_, pairs) in enumerate(batch) for pair in pairs])
+
+    def _fresh(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]]) -> Rows:
+        """Rows for contexts that run from their first token."""
+        contents = [self.contents[pairs[0].prompt_index].before(context) for context, pairs in batch]
+        run = PlanRun(self.assigned.plan, len(batch), contents)
+        model = exact_backend(self.bridge, plan_hooks(run)).model
+        return Rows(model, run, [len(context) for context, _ in batch])
 
     def _extend_in_blocks(self, rows: Rows, ids: Tensor, valid: Tensor) -> Tensor:
         """Runs long contexts block by block, so that attention scores stay small; logits of the last token."""
@@ -119,8 +155,8 @@ class TeacherForcing:
         long = [(row, pair) for row, pair in pairs if len(pair.target_ids) > 1]
         if short:
             self._finish(rows.run.continued([row for row, _ in short]), [pair for _, pair in short])
-        sizes = [len(pair.context_ids) + len(pair.target_ids) for _, pair in long]
-        for batch in batches_by_tokens(sizes, self.budget.tokens):
+        costs = [self.budget.cost(len(pair.target_ids), len(pair.context_ids)) for _, pair in long]
+        for batch in batches_by_tokens(costs, self.budget.tokens):
             self._run_target_batch(rows, [long[i] for i in batch])
 
     def _run_target_batch(self, rows: Rows, batch: list[tuple[int, ForcedPair]]) -> None:
@@ -134,30 +170,40 @@ class TeacherForcing:
                 logits = chosen.extend(ids[:, start : start + width], valid[:, start : start + width])
                 n_pos = logits.shape[1]
                 following = [
-                    (pair, row * n_pos + offset, token)
+                    (pair, start + 1 + offset, row * n_pos + offset, token)
                     for row, pair in enumerate(pairs)
                     for offset, token in enumerate(pair.target_ids[start + 1 : start + 1 + n_pos])
                 ]
                 self._measure(following, logits.flatten(0, 1))
         self._finish(chosen.run, pairs)
 
-    def _measure(self, entries: Sequence[tuple[ForcedPair, int, int]], logits: Tensor) -> None:
-        """Applies the measures to (pair, row of logits, token), many at a time; a row may serve several tokens."""
+    def _measure(self, entries: Sequence[tuple[ForcedPair, int, int, int]], logits: Tensor) -> None:
+        """Applies the measures to (pair, place in its target, row of logits, token), many at a time.
+
+        A row of logits may serve several tokens.
+        """
         for start in range(0, len(entries), self.logit_rows):
             part = entries[start : start + self.logit_rows]
-            chosen = logits[torch.tensor([row for _, row, _ in part], device=logits.device)]
-            tokens = torch.tensor([token for _, _, token in part], device=logits.device)
+            chosen = logits[torch.tensor([row for _, _, row, _ in part], device=logits.device)]
+            tokens = torch.tensor([token for _, _, _, token in part], device=logits.device)
             for name, measure in self.measures.items():
-                found = measure(chosen, tokens).double().tolist()
-                for (pair, _, _), value in zip(part, found, strict=True):
-                    self.values[pair.row_index][name].append(value)
+                found = as_values(name, measure(chosen, tokens), len(part))
+                for (pair, place, _, _), value in zip(part, found, strict=True):
+                    self._put(pair, name, place, value)
+            self.n_measured.update(pair.row_index for pair, _, _, _ in part)
+
+    def _put(self, pair: ForcedPair, name: str, place: int, value: np.ndarray) -> None:
+        """Files what one token is worth; a pair's array is made when its first value comes."""
+        found = self.values[pair.row_index]
+        if name not in found:
+            found[name] = np.full((len(pair.target_ids), *value.shape), np.nan, value.dtype)
+        found[name][place] = value
 
     def _finish(self, run: PlanRun, pairs: Sequence[ForcedPair]) -> None:
         for pair in pairs:
-            for name, values in self.values[pair.row_index].items():
-                found = len(values)
-                if found != len(pair.target_ids):
-                    raise SteerlabError(f"{name}: {found} values for {len(pair.target_ids)} target tokens.")
+            found = self.n_measured.pop(pair.row_index)
+            if found != len(pair.target_ids):
+                raise SteerlabError(f"{found} predictions were measured for {len(pair.target_ids)} target tokens.")
         self.receipts += run.receipts(
             token_ids=[(*pair.context_ids, *pair.target_ids[:-1]) for pair in pairs],
             prompt_lens=[len(pair.context_ids) for pair in pairs],
@@ -166,3 +212,17 @@ class TeacherForcing:
             plan_hash=self.assigned.given_hash,
         )
         self.progress(len(pairs))
+
+
+def as_values(name: str, found: Any, n_rows: int) -> np.ndarray:
+    """What a measure gave, on the CPU: float64 if it is one number per row, float32 if it is several.
+
+    Raises:
+        InputError: if it is not a tensor of one or two axes with an entry per row.
+    """
+    if not isinstance(found, Tensor) or found.ndim not in (1, 2) or found.shape[0] != n_rows:
+        seen = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(
+            f"The measure {name!r} returned {seen} for {n_rows} tokens; return a tensor [tokens] or [tokens, values]."
+        )
+    return found.detach().to("cpu", torch.float64 if found.ndim == 1 else torch.float32).numpy()

@@ -1,0 +1,179 @@
+"""Confirm: what a selection found, measured on held-out items, and how often they have been looked at."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from steerlab.core.engine import Engine
+from steerlab.core.errors import DataError
+from steerlab.core.pairs import ContrastPairs
+from steerlab.core.targets import Targets
+from steerlab.experiment.controls import Arm, Controls, control_arms
+from steerlab.experiment.item_values import item_values
+from steerlab.experiment.metrics import Metric, find_metric
+from steerlab.experiment.selection import Selection, prompt_hash, prompt_hashes
+from steerlab.measures.intervals import cluster_bootstrap_mean, null_rank
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """A selected plan measured on held-out items.
+
+    Attributes:
+        selection: what was selected: vector, layer and dose in words.
+        plan_hash: hash of the plan.
+        metric: name of the metric.
+        gain: mean change of the metric over the held-out items.
+        low: lower end of its bootstrap interval, items resampled by group; NaN for one group.
+        high: upper end.
+        dev_gain: the gain on the development items, as selected.
+        anti_steerable: share of held-out items whose metric falls.
+        null_ranks: per null family, the share of draws at least as large, the plan counted in.
+        num_items: held-out items.
+        on_hash: content hash of the held-out items.
+        prompts: hashes of their prompts.
+        look: 1 for the first look at these items, 2 for the second, and so on.
+        overlap: held-out items whose prompt or group was among the development items, allowed by the caller.
+        rows: a row per item: `item`, `group`, `base_value`, `value`, `change`.
+        nulls: a row per control draw: `family`, `draw`, `gain`.
+    """
+
+    selection: str
+    plan_hash: str
+    metric: str
+    gain: float
+    low: float
+    high: float
+    dev_gain: float
+    anti_steerable: float
+    null_ranks: Mapping[str, float]
+    num_items: int
+    on_hash: str
+    prompts: frozenset[str] = field(repr=False)
+    look: int
+    overlap: int
+    rows: pd.DataFrame = field(repr=False)
+    nulls: pd.DataFrame = field(repr=False)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before believing the figure, one sentence each."""
+        found = []
+        if self.look > 1:
+            found.append(
+                f"This is look {self.look} at these held-out items; choosing among looks is selection again, and only "
+                "the first is a clean test."
+            )
+        if self.overlap:
+            found.append(f"{self.overlap} of {self.num_items} items share prompt or group with the development items.")
+        if math.isnan(self.low):
+            found.append("All items share one group, so no interval exists; use items of several groups.")
+        if not self.null_ranks:
+            found.append("No null family was run, so nothing tells this from a random direction.")
+        return found
+
+    def __str__(self) -> str:
+        ranks = "".join(f", rank {rank:.3f} against {family}" for family, rank in self.null_ranks.items())
+        figures = f"{self.metric} {self.gain:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+        return "\n".join(
+            [
+                f"{self.selection}: {figures} on {self.num_items} held-out items "
+                f"({self.dev_gain:+.3f} on development items){ranks}",
+                *self.notes,
+            ]
+        )
+
+
+def confirm(
+    engine: Engine,
+    best: Selection,
+    on: Targets,
+    *,
+    metric: "str | Metric | None" = None,
+    earlier: Sequence[Confirmation] = (),
+    allow_overlap: bool = False,
+    controls: Controls | None = None,
+    pairs: ContrastPairs | None = None,
+    level: float = 0.95,
+    n_resamples: int = 4000,
+    seed: int = 0,
+) -> Confirmation:
+    """Measures the selected plan on held-out items.
+
+    Args:
+        engine: the engine.
+        best: what `select` found.
+        on: items that the selection has not seen.
+        metric: as in the selection by default; a function must be passed again.
+        earlier: confirmations made before; those that share a held-out prompt count as earlier looks.
+        allow_overlap: measure although items share prompts or groups with the development items; it is noted.
+        controls: null families to rank the gain against; none by default.
+        pairs: the pairs the vectors were extracted from, for label-flip controls.
+        level: coverage of the interval.
+        n_resamples: bootstrap draws.
+        seed: of bootstrap and controls.
+
+    Raises:
+        DataError: if held-out items share a prompt or a group with the development items.
+        InputError: for a metric that must be passed again.
+    """
+    overlap = _overlap(best, on)
+    if overlap and not allow_overlap:
+        shown = ", ".join(repr(on.items[i].prompt)[:60] for i in overlap[:3])
+        raise DataError(
+            f"{len(overlap)} of {len(on)} held-out items share prompt or group with the development items "
+            f"(e.g. {shown}). Confirm on other items, or pass allow_overlap=True, which is noted."
+        )
+    name, measure = find_metric(best.metric if metric is None else metric)
+    resolved = best.plan.check(engine.info).resolved(engine.median_norm, engine.info.weights_hash)
+    base, value = item_values(engine, [None, resolved], on, measure)
+    change = value - base
+    nulls = pd.DataFrame(columns=["family", "draw", "gain"])
+    if controls is not None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="About ")  # a wrong layer is another place on purpose
+            arms = control_arms(engine, resolved, controls, pairs=pairs, seed=seed)
+            nulls = _null_gains(engine, arms, base, on, measure)
+    interval = cluster_bootstrap_mean(change, on.groups, level=level, n_resamples=n_resamples, seed=seed)
+    return Confirmation(
+        selection=f"{best.vector} at layer {best.layer}, dose {best.dose:g}",
+        plan_hash=best.plan.hash,
+        metric=name,
+        gain=float(change.mean()),
+        low=interval.low,
+        high=interval.high,
+        dev_gain=best.gain,
+        anti_steerable=float((change < 0).mean()),
+        null_ranks=_ranks(float(change.mean()), nulls),
+        num_items=len(on),
+        on_hash=on.hash,
+        prompts=prompt_hashes(on),
+        look=1 + sum(bool(seen.prompts & prompt_hashes(on)) for seen in earlier),
+        overlap=len(overlap),
+        rows=pd.DataFrame(
+            {"item": range(len(on)), "group": on.groups, "base_value": base, "value": value, "change": change}
+        ),
+        nulls=nulls,
+    )
+
+
+def _null_gains(engine: Engine, arms: Sequence[Arm], base: np.ndarray, on: Targets, metric: Metric) -> pd.DataFrame:
+    values = item_values(engine, [arm.plan for arm in arms], on, metric) if arms else []
+    rows = [(arm.family, arm.draw, float((found - base).mean())) for arm, found in zip(arms, values, strict=True)]
+    return pd.DataFrame(rows, columns=["family", "draw", "gain"])
+
+
+def _ranks(gain: float, nulls: pd.DataFrame) -> dict[str, float]:
+    """Ranks of the families that are nulls; a wrong layer is shown, not ranked."""
+    parts = {str(family): part.gain.to_numpy() for family, part in nulls.groupby("family", sort=False)}
+    return {family: null_rank(gain, gains) for family, gains in parts.items() if family != "wrong_layer"}
+
+
+def _overlap(best: Selection, on: Targets) -> list[int]:
+    return [
+        index for index, item in enumerate(on) if prompt_hash(item.prompt) in best.prompts or item.group in best.groups
+    ]

@@ -1,0 +1,118 @@
+"""Inputs of a run, kept by content: the plans and the data that its cells name by hash."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from steerlab.core.errors import RunError
+from steerlab.core.hashing import content_hash
+from steerlab.core.targets import TargetItem, Targets
+from steerlab.core.text import PromptLike
+from steerlab.experiment.run_folder import RunFolder, read_bytes
+from steerlab.steering.plan import Plan
+
+
+class Inputs:
+    """Plans and data, each under its own hash.
+
+    Args:
+        folder: the run directory; None keeps them in memory only.
+    """
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        self._folder = folder
+        self._memory: dict[str, str] = {}
+
+    def add_plan(self, plan: Plan) -> str:
+        """Keeps a plan; returns its hash."""
+        return self._add(f"inputs/plans/{plan.hash}.json", plan.hash, plan.to_json)
+
+    def plan(self, plan_hash: str) -> Plan:
+        """A kept plan.
+
+        Raises:
+            RunError: if it is missing, or is not the plan of that hash.
+        """
+        place = f"inputs/plans/{plan_hash}.json"
+        found = Plan.from_json(self._read(place))
+        if found.hash != plan_hash:
+            raise RunError(f"{place} holds another plan ({found.hash}) than its name says.")
+        return found
+
+    def add_targets(self, targets: Targets) -> str:
+        """Keeps targets; returns their hash."""
+        return self._add(f"inputs/data/{targets.hash}.json", targets.hash, lambda: _data_json(_target_rows(targets)))
+
+    def targets(self, data_hash: str) -> Targets:
+        """Kept targets.
+
+        Raises:
+            RunError: if they are missing, or are not those of that hash.
+        """
+        rows = self.data(data_hash)
+        return Targets(tuple(TargetItem(p, tuple(good), tuple(bad), group) for p, good, bad, group in rows))
+
+    def add_data(self, rows: list[Any]) -> str:
+        """Keeps a JSON-serialisable list, e.g. of texts; returns its hash."""
+        data_hash = content_hash(rows)
+        return self._add(f"inputs/data/{data_hash}.json", data_hash, lambda: _data_json(rows))
+
+    def data(self, data_hash: str) -> list[Any]:
+        """A kept list.
+
+        Raises:
+            RunError: if it is missing, or is not the one of that hash.
+        """
+        place = f"inputs/data/{data_hash}.json"
+        rows = json.loads(self._read(place))
+        if content_hash(rows) != data_hash:
+            raise RunError(f"{place} holds other data ({content_hash(rows)}) than its name says.")
+        return rows
+
+    def check(self, place: str) -> None:
+        """Nothing, if a kept input is what its name says.
+
+        Raises:
+            RunError: otherwise.
+        """
+        name = place.rsplit("/", 1)[-1].removesuffix(".json")
+        try:
+            self.plan(name) if place.startswith("inputs/plans/") else self.data(name)
+        except ValueError as error:
+            raise RunError(f"{place} is damaged: {error}.") from error
+
+    def stored(self) -> list[str]:
+        """Places of everything kept, in order."""
+        if self._folder is None:
+            return sorted(self._memory)
+        return [name for name in self._folder.files() if name.startswith("inputs/")]
+
+    def _add(self, place: str, name: str, text: Any) -> str:
+        if self._folder is None:
+            self._memory.setdefault(place, text())
+        elif not (self._folder.path / place).exists():
+            self._folder.write(place, text())
+        return name
+
+    def _read(self, place: str) -> str:
+        if self._folder is None:
+            if place not in self._memory:
+                raise RunError(f"{place} was not kept.")
+            return self._memory[place]
+        try:
+            return read_bytes(self._folder.path / place).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RunError(f"{place} is damaged: {error}.") from error
+
+
+def texts_hash(texts: Sequence[PromptLike]) -> str:
+    """Content hash of texts or prompts, in order."""
+    return content_hash(list(texts))
+
+
+def _target_rows(targets: Targets) -> list[Any]:
+    return [[item.prompt, item.positives, item.negatives, item.group] for item in targets]
+
+
+def _data_json(rows: Any) -> str:
+    return json.dumps(rows, ensure_ascii=False) + "\n"

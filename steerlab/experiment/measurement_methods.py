@@ -1,0 +1,296 @@
+"""Measurements of an experiment, as its methods: they check, ask for cells, and keep what comes of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from steerlab.core.errors import InputError
+from steerlab.core.pairs import ContrastPairs
+from steerlab.core.policy import SamplingPolicy
+from steerlab.core.results import Scores
+from steerlab.core.targets import Targets
+from steerlab.core.text import PromptLike, as_prompts
+from steerlab.experiment import measuring, recorded
+from steerlab.experiment.cell_engine import CellEngine
+from steerlab.experiment.cells import Tally
+from steerlab.experiment.controls import Controls
+from steerlab.experiment.effect import Effect
+from steerlab.experiment.kept import Kept
+from steerlab.experiment.metrics import Metric
+from steerlab.experiment.results import keep
+from steerlab.experiment.selfcheck import SelfCheck, selfcheck
+from steerlab.experiment.texts import Judge, judged, text_statistics
+from steerlab.steering.plan import Plan
+from steerlab.steering.vectors import VectorSet
+from steerlab.steering.where import Where
+
+DEFAULT_CONTROLS = Controls()
+DEFAULT_POLICY = SamplingPolicy(temperature=0.7, top_p=0.9)
+
+
+class Measurements(Kept):
+    """Vectors, effects, and what a plan does to text."""
+
+    def selfcheck(self, *, allow_failure: bool = False, **options: Any) -> SelfCheck:
+        """Checks that steering on this model and engine does what it says; runs on every call.
+
+        Dose 0 equals the baseline, a batch its rows alone, cached uncached, receipts what a plan implies.
+
+        Args:
+            allow_failure: go on after a failure, which is recorded either way.
+            **options: further arguments of `steerlab.experiment.selfcheck.selfcheck`: layers, plan, tolerance.
+
+        Returns:
+            A `SelfCheck`; printed, it is a short table.
+
+        Raises:
+            RunError: for a check that fails, unless `allow_failure`.
+
+        Examples:
+            >>> exp.selfcheck(layers=[1]).passed
+            True
+        """
+        self._session.open()
+        found = selfcheck(self.engine, seed=self.seed, **options)
+        self._keep_finding("selfcheck", found, [found.plan, allow_failure, options.get("tolerance")])
+        return found if allow_failure else found.raise_if_failed()
+
+    def extract(
+        self,
+        pairs: ContrastPairs | Targets,
+        *,
+        method: str = "mean_diff",
+        site: str = "resid_post",
+        layers: Any = "all",
+        read: Where | None = None,
+        chat: bool = False,
+        **options: Any,
+    ) -> VectorSet:
+        """Vectors from contrast pairs, or from targets by gradient; all of `steerlab.extract`'s options are taken.
+
+        Examples:
+            >>> vectors = exp.extract(pairs, layers=[1, 2])
+            >>> list(vectors)
+            [1, 2]
+        """
+        options = {"name": self.name, "seed": self.seed} | options
+        self._session.open()
+        cell = recorded.vector_cell(pairs, method, site, layers, read, chat, options)
+        key = cell.key(self._session.engine_hash)
+        found = self.results.find("vectors", key)
+        if found is None:
+            arguments = (pairs, method, site, layers, read, chat, options)
+            found = recorded.extracted(self._session, *arguments)
+            keep(self._session, self.results, "vectors", key, found)
+        elif found.origin is None and isinstance(pairs, ContrastPairs):
+            found = recorded.with_origin(self._session, found, read, chat, options)
+            self.results.put("vectors", key, found)
+        return found
+
+    def effect(
+        self,
+        plan: Plan,
+        targets: Targets,
+        doses: Sequence[float],
+        *,
+        controls: Controls = DEFAULT_CONTROLS,
+        metric: "str | Metric" = "log_prob_margin",
+        pairs: ContrastPairs | None = None,
+        max_ppl_ratio: float = 1.5,
+        neutral: Sequence[PromptLike] | None = None,
+        tokens_per_call: int | None = None,
+    ) -> Effect:
+        """How the metric changes with the dose, against control arms, on items of `targets`.
+
+        The real vector runs at every dose, the controls at the two outermost ones that the perplexity bound allows; a
+        rank compares like with like. Each arm runs `plan.scaled(dose)`, so with `add(v, dose=1.0)` the axis is the dose
+        itself, and otherwise a scale. Another metric on the same items measures nothing again.
+
+        Args:
+            plan: the plan at scale 1.
+            targets: items to measure on, not those the plan was chosen on.
+            doses: at least two; include 0 for a baseline.
+            controls: which control arms to run.
+            metric: `log_prob_margin` (nats), `choice_prob`, or a function of an item's positive and negative log-probs.
+            pairs: the pairs the vectors were extracted from; shuffled controls need them.
+            max_ppl_ratio: doses that raise the perplexity of neutral text beyond this factor enter no fit.
+            neutral: texts for that; shipped neutral prose by default.
+            tokens_per_call: how many tokens of several arms go to the engine at once; a killed run loses at most one
+                call. By default an arm a call, and 200,000 tokens on vLLM.
+
+        Returns:
+            An `Effect`, also kept in `effects`. When further plans are tested on the same items, `effects` tells each
+            of its plans how many; an effect you hold does not change.
+
+        Raises:
+            InputError: for unusable doses or an unknown metric.
+            DataError: for shuffled controls without pairs.
+            PlanError: for a layer that vLLM was not started with.
+
+        Examples:
+            >>> plan = sl.Plan(sl.add(vectors[1], dose=1.0))
+            >>> effect = exp.effect(plan, targets, doses=[-0.2, 0, 0.2], controls=sl.Controls(random=19))
+            >>> effect.fitted_doses
+            [-0.2, 0.0, 0.2]
+            >>> effect.by_dose().columns.tolist()[:2]
+            ['dose', 'value']
+        """
+        effect, ready = measuring.measure_effect(
+            self._session,
+            plan,
+            targets,
+            doses,
+            controls=controls,
+            metric=metric,
+            pairs=pairs,
+            max_ppl_ratio=max_ppl_ratio,
+            neutral=self._neutral(neutral),
+            tokens_per_call=tokens_per_call,
+        )
+        key = measuring.effect_key(self._session, effect, ready, controls)
+        keep(self._session, self.results, "effect", key, (effect, ready))
+        return self.results.find("effect", key)[0]
+
+    def cost(
+        self,
+        plan: Plan,
+        texts: Sequence[PromptLike] | None = None,
+        *,
+        doses: Sequence[float] = (0.0, 1.0),
+        prompts: Sequence[PromptLike] | None = None,
+        policy: SamplingPolicy = DEFAULT_POLICY,
+        max_new_tokens: int = 40,
+        n: int = 1,
+    ) -> pd.DataFrame:
+        """What the plan costs, per dose: perplexity of ordinary text against the unsteered model's, with interval.
+
+        With prompts also the form of what is generated from them: repetition, diversity and length.
+
+        Args:
+            plan: the plan at scale 1.
+            texts: texts to score; shipped neutral prose by default.
+            doses: factors the plan is scaled by.
+            prompts: prompts to continue; without them nothing is generated.
+            policy: the sampling policy of the completions.
+            max_new_tokens: tokens at most per completion.
+            n: completions per prompt.
+
+        Returns:
+            A row per dose: `dose`, `nll`, `perplexity`, `ppl_ratio`, `ppl_ratio_low`, `ppl_ratio_high`, `num_tokens`,
+            `num_texts`, `plan_hash`; with prompts also the columns of `steerlab.experiment.texts.text_statistics`.
+
+        Examples:
+            >>> cost = exp.cost(plan, texts, doses=[0, 0.2])
+            >>> float(cost.ppl_ratio[0])
+            1.0
+        """
+        run_doses = _sorted_doses(doses)
+        self._session.open()
+        ready, neutral = measuring.resolved(self._session, plan), self._neutral(texts)
+        with Tally(self._session.cells, "cost"):
+            frame = measuring.perplexities(self._session, ready, neutral, run_doses).assign(plan_hash=plan.hash)
+            if prompts is not None:
+                options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": [], "chat": False}
+                made = recorded.generations(self._session, plan, as_prompts(prompts), run_doses, options)
+                frame = frame.merge(text_statistics(made), on="dose")
+        return self._keep_frame(
+            "cost", frame, [ready.hash, run_doses, neutral, prompts, str(policy), max_new_tokens, n]
+        )
+
+    def entropy(
+        self, plan: Plan, texts: Sequence[PromptLike] | None = None, *, policy: SamplingPolicy = DEFAULT_POLICY
+    ) -> pd.DataFrame:
+        """Entropies and divergences of the next-token distributions of both arms, teacher-forced on the same texts.
+
+        Args:
+            plan: the plan.
+            texts: texts to force; shipped neutral prose by default.
+            policy: the policy whose distribution is measured beside the model's own.
+
+        Returns:
+            A row per text and token, with the columns of `steerlab.experiment.entropies.entropy_change` (nats) and the
+            token's text as `token`; and, the same in every row, `plan`, `plan_hash`, `policy`.
+
+        Examples:
+            >>> rows = exp.entropy(plan.scaled(0.2), texts)
+            >>> bool((rows.kl >= -1e-6).all())
+            True
+        """
+        self._session.open()
+        neutral = self._neutral(texts)
+        with Tally(self._session.cells, "entropy"):
+            frame = recorded.entropies(self._session, plan, neutral, policy)
+        frame = frame.assign(plan=str(plan), plan_hash=plan.hash, policy=str(policy))
+        return self._keep_frame("entropy", frame, [plan.hash, neutral, str(policy)])
+
+    def generate(
+        self,
+        plan: Plan,
+        prompts: Sequence[PromptLike] | PromptLike,
+        *,
+        policy: SamplingPolicy = DEFAULT_POLICY,
+        max_new_tokens: int = 40,
+        n: int = 1,
+        doses: Sequence[float] = (0.0, 1.0),
+        stop: Sequence[str] | str = (),
+        chat: bool = False,
+        judge: Judge | None = None,
+    ) -> pd.DataFrame:
+        """Completions side by side, each prompt with the same draws at every dose.
+
+        Args:
+            plan: the plan at scale 1.
+            prompts: prompts to continue.
+            policy: the sampling policy.
+            max_new_tokens: tokens at most.
+            n: samples per prompt.
+            doses: factors the plan is scaled by.
+            stop: strings that end a completion.
+            chat: take strings as user turns of a chat.
+            judge: a function of (prompt, text) that gives a number, or several by name; asked on every call.
+
+        Returns:
+            A row per prompt, sample and dose: `prompt_index`, `sample_index`, `prompt`, `dose`, `text`, `num_tokens`,
+            `finish_reason`, `log_prob`, `log_q`, `token_ids`, `edited_tokens`, `plan_hash`, `policy`; with a judge
+            `judge`, or `judge_<name>` per name.
+
+        Examples:
+            >>> rows = exp.generate(plan, prompts, doses=[0, 0.2], max_new_tokens=4, judge=lambda p, t: len(t))
+            >>> rows.dose.tolist()[:2]
+            [0.0, 0.2]
+        """
+        run_doses, found = _sorted_doses(doses), as_prompts(prompts)
+        self._session.open()
+        strings = [stop] if isinstance(stop, str) else list(stop)
+        options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": strings, "chat": chat}
+        with Tally(self._session.cells, "generate"):
+            frame = recorded.generations(self._session, plan, found, run_doses, options)
+        frame = frame if judge is None else judged(frame, judge)
+        judged_by = None if judge is None else sorted(set(frame.columns))
+        return self._keep_frame(
+            "generations", frame, [plan.hash, found, run_doses, options | {"policy": str(policy)}, judged_by]
+        )
+
+    def score(self, plan: Plan | None, targets: Targets) -> Scores:
+        """Exact scores of every target, positives before negatives, per item.
+
+        Examples:
+            >>> scores = exp.score(plan.scaled(0.2), targets)
+            >>> len(scores) == sum(len(item.targets) for item in targets)
+            True
+        """
+        self._session.open()
+        with Tally(self._session.cells, "score"):
+            ready = None if plan is None else measuring.resolved(self._session, plan)
+            engine = CellEngine(self._session)
+            return engine.score(targets.prompts, [item.targets for item in targets], plan=ready)
+
+
+def _sorted_doses(doses: Sequence[float]) -> list[float]:
+    values = sorted(float(dose) for dose in doses)
+    if not values:
+        raise InputError("There are no doses; pass at least one.")
+    if len(set(values)) < len(values):
+        raise InputError(f"Each dose is measured once; got {values}.")
+    return values

@@ -1,0 +1,115 @@
+"""Dose-response: the metric at each dose, with its interval and the band of each null family."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from steerlab.experiment.plots.palette import FAMILIES, REAL
+from steerlab.experiment.plots.style import dose_axis, legend_below, metric_label, new_axes, number, styled
+from steerlab.measures.intervals import cluster_bootstrap_mean
+
+if TYPE_CHECKING:
+    from steerlab.experiment.effect import Effect
+
+_BANDS = ("random", "shuffled")
+_RESAMPLES = 1000
+
+
+@styled
+def plot_dose_response(effect: "Effect", ax: Axes | None = None) -> Axes:
+    """Mean metric over items per dose with a bootstrap interval, and the range of each null family's means.
+
+    Null bands span the means of all draws at the doses they ran at, and the unsteered mean at 0; between those doses
+    they are straight. Doses past the perplexity bound are hollow.
+
+    Args:
+        effect: its `rows` need `family`, `draw`, `dose`, `item`, `group`, `value`.
+        ax: axes to draw on; a new figure by default.
+    """
+    ax = new_axes(ax, height=3.1)
+    table, groups = _by_item(effect)
+    doses, means = table.columns.to_numpy(dtype=float), table.mean(axis=0, skipna=False).to_numpy()
+    for family in _BANDS:
+        _band(ax, null_band(effect, family), family)
+    intervals = [
+        cluster_bootstrap_mean(table[dose].to_numpy(), groups, level=effect.settings.level, n_resamples=_RESAMPLES)
+        for dose in table.columns
+    ]
+    level = f"{effect.settings.level:.0%}".replace("%", " %")
+    low, high = [i.low for i in intervals], [i.high for i in intervals]
+    ax.fill_between(doses, low, high, color=REAL, alpha=0.2, linewidth=0, label=f"{level} interval")
+    ax.plot(doses, means, color=REAL, label="vector")
+    fitted = np.isin(doses, effect.fitted_doses)
+    ax.plot(doses[fitted], means[fitted], "o", color=REAL)
+    if not fitted.all():
+        refused = ax.plot(doses[~fitted], means[~fitted], "o", color=REAL, markerfacecolor="white")
+        refused[0].set_label("past the cost bound")
+    dose_axis(ax, effect.settings.axis, doses)
+    ax.set_ylabel(metric_label(effect.settings.metric))
+    ax.set_title(_title(effect))
+    legend_below(ax)
+    return ax
+
+
+def null_band(effect: "Effect", family: str) -> pd.DataFrame:
+    """Smallest and largest mean over items, among the draws of a null family.
+
+    Returns:
+        A row per dose the family ran at, and one for dose 0 if the vector ran there: `dose`, `low`, `high`, `draws`.
+    """
+    rows: Any = effect.rows
+    part = rows[rows.family == family]
+    means = part.groupby(["dose", "draw"]).value.mean()
+    band = means.groupby("dose").agg(["min", "max", "size"]).reset_index()
+    band.columns = ["dose", "low", "high", "draws"]
+    base = rows[(rows.family == "vector") & (rows.dose == 0)].value.mean()
+    if band.empty or (band.dose == 0).any() or np.isnan(base):
+        return band
+    origin = pd.DataFrame({"dose": [0.0], "low": [base], "high": [base], "draws": [band.draws.max()]})
+    return pd.concat([band, origin]).sort_values("dose", ignore_index=True)
+
+
+def describe_dose_response(effect: "Effect") -> str:
+    """What the dose-response shows, in a sentence."""
+    table, _ = _by_item(effect)
+    first, last = table.columns.min(), table.columns.max()
+    means = table.mean(axis=0, skipna=False)
+    moved = (
+        f"Mean {metric_label(effect.settings.metric)} over {len(table)} items goes from "
+        f"{number(means[first], '.2f')} at {effect.settings.axis} {number(first)} to {number(means[last], '.2f')} at "
+        f"{number(last)}"
+    )
+    if not np.isfinite(effect.slope):
+        return f"{moved}; too few doses stay within the cost bound for a slope."
+    return f"{moved}; slope {_slope(effect)} per unit of {effect.settings.axis}."
+
+
+def _by_item(effect: "Effect") -> tuple[Any, list[str]]:
+    """The vector's metric, a row per item and a column per dose, and the items' groups."""
+    real: Any = effect.rows[effect.rows.family == "vector"]
+    table = real.groupby(["item", "dose"]).value.mean().unstack("dose")
+    groups = real.drop_duplicates("item").set_index("item").group.loc[table.index]
+    return table, groups.tolist()
+
+
+def _band(ax: Axes, band: Any, family: str) -> None:
+    if band.empty:
+        return
+    colour, name = FAMILIES[family]
+    label = f"range of {band.draws.max()} {name}"
+    if family == "random":
+        ax.fill_between(band.dose, band.low, band.high, color=colour, alpha=0.35, linewidth=0, label=label)
+        return
+    ax.plot(band.dose, band.low, color=colour, linewidth=1, linestyle="--", label=label)
+    ax.plot(band.dose, band.high, color=colour, linewidth=1, linestyle="--")
+
+
+def _title(effect: "Effect") -> str:
+    return f"Slope {_slope(effect)}" if np.isfinite(effect.slope) else "No slope: too few doses within the bound"
+
+
+def _slope(effect: "Effect") -> str:
+    slope, low, high = (number(value, "+.2f") for value in (effect.slope, *effect.ci))
+    return f"{slope} [{low}, {high}]"

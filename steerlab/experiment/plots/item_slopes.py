@@ -1,0 +1,77 @@
+"""Per-item slopes: whom the vector moves, and whom it moves the wrong way."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from steerlab.experiment.plots.palette import AGAINST, REAL
+from steerlab.experiment.plots.style import (
+    legend_below,
+    new_axes,
+    nothing_to_draw,
+    number,
+    slope_label,
+    styled,
+    zero_line,
+)
+
+if TYPE_CHECKING:
+    from steerlab.experiment.effect import Effect
+
+_VECTOR_DOTS = 500
+_NO_SLOPES = "No slopes: fewer than two doses stay\nwithin the cost bound."
+
+
+@styled
+def plot_item_slopes(effect: "Effect", ax: Axes | None = None) -> Axes:
+    """Every item's own slope, sorted, with the mean and its interval; anti-steerable items are hollow.
+
+    Args:
+        effect: its `item_slopes` need `slope`.
+        ax: axes to draw on; a new figure by default.
+    """
+    ax = new_axes(ax, height=2.9)
+    slopes = np.sort(effect.item_slopes.slope.to_numpy())
+    if not np.isfinite(slopes).all():
+        return nothing_to_draw(ax, "Per-item slopes", _NO_SLOPES)
+    place, against = np.arange(1, len(slopes) + 1), slopes < 0
+    size = float(np.clip(120 / len(slopes), 1.2, 4.5))
+    dots = {"markersize": size, "rasterized": len(slopes) > _VECTOR_DOTS}
+    ax.axhspan(*effect.ci, color=REAL, alpha=0.15, linewidth=0)
+    ax.axhline(effect.slope, color=REAL, linewidth=1, linestyle="--", label=f"mean {number(effect.slope, '+.2f')}")
+    zero_line(ax)
+    ax.plot(place[~against], slopes[~against], "o", color=REAL, label=f"{(~against).sum()} steered", **dots)
+    if against.any():
+        ax.plot(
+            place[against],
+            slopes[against],
+            "o",
+            color=AGAINST,
+            markerfacecolor="white",
+            label=f"{against.sum()} anti-steered",
+            **dots,
+        )
+    ax.set_xlim(0.2, len(slopes) + 0.8)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    ax.set_xlabel("item, in order of slope")
+    ax.set_ylabel(slope_label(effect.settings.axis))
+    ax.set_title(f"{_share(effect)} of {len(slopes)} items are anti-steerable")
+    legend_below(ax, columns=3)
+    return ax
+
+
+def describe_item_slopes(effect: "Effect") -> str:
+    """What the items' slopes show, in a sentence."""
+    slopes = effect.item_slopes.slope
+    if not np.isfinite(slopes).all():
+        return "No item has a slope: fewer than two doses stay within the cost bound."
+    return (
+        f"Slopes of {len(slopes)} items run from {number(slopes.min(), '+.2f')} to {number(slopes.max(), '+.2f')} per "
+        f"unit of {effect.settings.axis}; {_share(effect)} are below 0 (anti-steerable)."
+    )
+
+
+def _share(effect: "Effect") -> str:
+    return f"{effect.anti_steerable * 100:.0f} %"

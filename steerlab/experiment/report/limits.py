@@ -1,0 +1,79 @@
+"""What the numbers cannot say, with the figures that make it so."""
+
+from steerlab.experiment.controls import RANK_LEVEL
+from steerlab.experiment.effect import Effect
+from steerlab.experiment.plots.palette import FAMILIES
+from steerlab.experiment.report.material import Material
+from steerlab.experiment.report.tables import count
+from steerlab.measures.intervals import rank_floor
+
+_FEW_GROUPS = 10
+
+
+def limits(material: Material) -> list[str]:
+    """One sentence or two per limit, for what was measured."""
+    found = [
+        "An interval over items says how the slope varies over items like these. It does not say that the direction "
+        "means what its name says: a random direction also moves items systematically. The nulls decide, and only "
+        "against the families that were run.",
+        *(sentence for effect in material.effects for sentence in _effect_limits(effect)),
+        *_comparison_limits(material),
+        "Cost is measured on neutral text only. Doses past its bound enter neither slope nor rank; control arms are "
+        "not filtered by their own cost.",
+    ]
+    if any(not selfcheck.passed for selfcheck in material.selfchecks):
+        found.insert(0, "A selfcheck failed, and results were measured all the same: none of them can be trusted.")
+    if material.entropies:
+        found.append(
+            "Entropy and divergence are teacher-forced: they describe the given text, not the text that the steered "
+            "model would have written."
+        )
+    if material.generations:
+        found.append(
+            "Completions are examples. They share random draws across doses, which pairs them; it does not make them "
+            "representative."
+        )
+    found.append("Results hold for this model, these weights, this precision and these hook points.")
+    return found
+
+
+def _effect_limits(effect: Effect) -> list[str]:
+    items = effect.item_slopes
+    groups = int(items.group.nunique())
+    size = f"{len(items)} items in {groups} groups were measured"
+    found = [f"{size}; intervals resample groups, so {groups} is the number that counts."]
+    if groups < _FEW_GROUPS:
+        found[0] += (
+            f" With fewer than {_FEW_GROUPS} groups a percentile interval covers the truth less often than stated."
+        )
+    for family in effect.null_ranks:
+        draws = int((effect.null_slopes.family == family).sum())
+        floor = rank_floor(draws)
+        reach = "" if floor <= RANK_LEVEL else f", so a verdict of effect (rank ≤ {RANK_LEVEL:g}) is out of reach"
+        found.append(f"With {draws} draws of {FAMILIES[family][1]} a rank cannot be below {floor:.3f}{reach}.")
+    missing = [name for family, (_, name) in FAMILIES.items() if family not in set(effect.null_slopes.family)]
+    if missing:
+        found.append(f"Not compared with: {', '.join(missing)}.")
+    return found
+
+
+def _comparison_limits(material: Material) -> list[str]:
+    found = []
+    if len(material.effects) > 1:
+        adjusted = any(effect.comparisons is not None for effect in material.effects)
+        how = "adjusted ranks allow for the plans they name" if adjusted else "ranks are not adjusted for that"
+        found.append(
+            f"{len(material.effects)} effects are reported; {how}. The best of several looks better than it is."
+        )
+    tries, looks = sum(len(one.table) for one in material.selections), len(material.confirmations)
+    if tries:
+        evidence = (
+            "none was confirmed on other items" if not looks else "only a first look at held-out items is evidence"
+        )
+        found.append(f"{count(tries)} combinations were tried on development items; {evidence}.")
+    if any(confirmation.look > 1 for confirmation in material.confirmations):
+        found.append(
+            f"There were {looks} confirmations, and some looked at held-out items for the second time. Choices made "
+            "after a first look were made with knowledge of these items."
+        )
+    return found

@@ -1,0 +1,33 @@
+"""A document as one self-contained HTML page."""
+
+import base64
+import re
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from steerlab.experiment.report.blocks import Document
+
+
+def html_page(document: Document) -> str:
+    """A document as a page that needs nothing else: no other file, no script, no network."""
+    template = (files("steerlab.experiment.report") / "report.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"data_uri": data_uri, "trusted": Markup}
+    return environment.from_string(template).render(document=document, ids=identifiers(document))
+
+
+def data_uri(svg: bytes) -> str:
+    """A picture inside a page."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+
+
+def identifiers(document: Document) -> list[str]:
+    """An identifier per section, from its title, none twice."""
+    found: list[str] = []
+    for section in document.sections:
+        slug = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+        same = sum(name == slug or name.startswith(f"{slug}--") for name in found)
+        found.append(f"{slug}--{same + 1}" if same else slug)
+    return found

@@ -1,0 +1,313 @@
+"""Select: search vectors, layers and doses on development items, within constraints, every try kept."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from steerlab.core.engine import Engine
+from steerlab.core.errors import InputError
+from steerlab.core.hashing import content_hash
+from steerlab.core.policy import SamplingPolicy
+from steerlab.core.targets import Targets
+from steerlab.core.text import PromptLike
+from steerlab.experiment.costs import perplexity_ratio
+from steerlab.experiment.entropies import entropy_change
+from steerlab.experiment.item_values import item_values
+from steerlab.experiment.metrics import Metric, find_metric
+from steerlab.scoring import text_nlls
+from steerlab.steering.operators import add
+from steerlab.steering.plan import Plan
+from steerlab.steering.vectors import SteeringVector, VectorSet
+
+CONSTRAINTS: Final = ("ppl_ratio", "entropy_change", "anti_steerable")
+DEFAULT_POLICY = SamplingPolicy(temperature=0.7, top_p=0.9)
+VectorsLike = VectorSet | SteeringVector | Sequence[SteeringVector] | Mapping[str, "VectorSet | SteeringVector"]
+TRY_COLUMNS = ["vector", "layer", "dose", "gain", "base_value", "value", *CONSTRAINTS, "plan_hash", "vector_hash"]
+
+
+def plain_addition(vector: SteeringVector) -> Plan:
+    """The plan that `select` tries by default: the vector added, so that a dose scales to median norms."""
+    return Plan(add(vector, dose=1.0))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The try that won on development items, and all the others.
+
+    Attributes:
+        plan: the winning plan, scaled by its dose.
+        vector: name of the winning vector.
+        layer: its layer.
+        dose: its dose.
+        gain: mean change of the metric over the development items.
+        table: a row per try, see `select`; `satisfied` and `chosen` say how it ended.
+        metric: name of the metric.
+        subject_to: the constraints.
+        on_hash: content hash of the development items.
+        prompts: hashes of their prompts.
+        groups: their groups.
+    """
+
+    plan: Plan
+    vector: str
+    layer: int
+    dose: float
+    gain: float
+    table: pd.DataFrame = field(repr=False)
+    metric: str
+    subject_to: Mapping[str, float]
+    on_hash: str
+    prompts: frozenset[str] = field(repr=False)
+    groups: frozenset[str] = field(repr=False)
+
+    def __str__(self) -> str:
+        bounds = ", ".join(f"{name} ≤ {bound:g}" for name, bound in self.subject_to.items()) or "no constraint"
+        return (
+            f"{self.vector} at layer {self.layer}, dose {self.dose:g}: {self.metric} {self.gain:+.3f} on development "
+            f"items; best of {len(self.table)} tries, of which {int(self.table.satisfied.sum())} satisfy {bounds}"
+        )
+
+
+@dataclass(frozen=True)
+class Try:
+    """One candidate of a search.
+
+    Attributes:
+        name: name of the vector.
+        vector: the vector.
+        dose: what its plan is scaled by.
+        plan: the plan, scaled by the dose.
+    """
+
+    name: str
+    vector: SteeringVector
+    dose: float
+    plan: Plan
+
+
+def list_tries(
+    vectors: VectorsLike,
+    doses: Sequence[float],
+    *,
+    layers: Iterable[int] | None = None,
+    make: Callable[[SteeringVector], Plan] = plain_addition,
+) -> list[Try]:
+    """Every candidate of a search, in order of vector, layer and dose.
+
+    Args:
+        vectors: a vector, several, a set with one per layer, or sets and vectors by name.
+        doses: doses to try; 0 is the baseline and is no try.
+        layers: layers to try; all that the vectors have by default.
+        make: makes the plan at dose 1 from a vector.
+
+    Raises:
+        InputError: if nothing is left to try, or a dose is 0, not finite, or there twice.
+    """
+    values = [float(dose) for dose in doses]
+    if not values or 0 in values or len(set(values)) < len(values) or not np.isfinite(values).all():
+        raise InputError(f"Doses to select from are distinct finite numbers other than 0, got {list(doses)}.")
+    named = _named_vectors(vectors)
+    wanted = None if layers is None else set(layers)
+    chosen = [(name, v) for name, v in named if wanted is None or v.layer in wanted]
+    missing = set() if wanted is None else wanted - {v.layer for _, v in chosen}
+    if missing or not chosen:
+        have = sorted({v.layer for _, v in named})
+        raise InputError(
+            f"There is no vector for layers {sorted(missing) or 'asked for'}; there are vectors for {have}."
+        )
+    return [Try(name, v, dose, make(v).scaled(dose)) for name, v in chosen for dose in values]
+
+
+def select(
+    engine: Engine,
+    vectors: VectorsLike,
+    doses: Sequence[float],
+    on: Targets,
+    *,
+    layers: Iterable[int] | None = None,
+    subject_to: Mapping[str, float] | None = None,
+    metric: "str | Metric" = "log_prob_margin",
+    texts: Sequence[PromptLike] = (),
+    policy: SamplingPolicy = DEFAULT_POLICY,
+    make: Callable[[SteeringVector], Plan] = plain_addition,
+) -> Selection:
+    """Searches vectors × layers × doses on development items for the largest gain within the constraints.
+
+    The winner is the best of many, so its gain here is too good; `confirm` measures it on items of its own. Ties go to
+    the lower perplexity ratio if that was measured, then to the smaller dose, then to the earlier try.
+
+    Args:
+        engine: the engine.
+        vectors: a vector, several, a set with one per layer, or sets and vectors by name.
+        doses: doses to try, other than 0.
+        on: development items.
+        layers: layers to try; all that the vectors have by default.
+        subject_to: upper bounds by name: `ppl_ratio` of `texts`, `entropy_change` (mean change of policy entropy on
+            `texts` in nats, either way), `anti_steerable` (share of items whose metric falls).
+        metric: `log_prob_margin`, `choice_prob` or a function, as for an effect.
+        texts: neutral texts for the first two constraints.
+        policy: the policy of `entropy_change`.
+        make: makes the plan at dose 1 from a vector; adds it by default.
+
+    Returns:
+        A `Selection`. Its table has a row per try, in order: `vector`, `layer`, `dose`, `gain` (mean of value −
+        base_value), `base_value`, `value`, `ppl_ratio`, `entropy_change` (both NaN unless constrained),
+        `anti_steerable`, `plan_hash`, `vector_hash`, `satisfied`, `chosen`.
+
+    Raises:
+        InputError: for an unknown constraint, texts that are missing, or if no try satisfies the constraints; the
+            message then names the closest.
+    """
+    bounds = check_constraints(subject_to, texts)
+    name, measure = find_metric(metric)
+    tries = list_tries(vectors, doses, layers=layers, make=make)
+    baseline = Baseline.of(engine, on, measure, texts if "ppl_ratio" in bounds else ())
+    rows = [
+        measure_try(engine, one, on, measure, baseline, bounds=bounds, texts=texts, policy=policy)
+        for one in tqdm(tries, desc="select", delay=2.0, leave=False, disable=None)
+    ]
+    return choose(tries, pd.DataFrame(rows, columns=TRY_COLUMNS), on, metric=name, subject_to=bounds)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The unsteered model's figures, which every try is compared with.
+
+    Attributes:
+        values: metric per development item.
+        nlls: per neutral text, nats per token; empty if perplexity is not asked for.
+    """
+
+    values: np.ndarray
+    nlls: Sequence[np.ndarray]
+
+    @classmethod
+    def of(cls, engine: Engine, on: Targets, metric: Metric, texts: Sequence[PromptLike]) -> "Baseline":
+        """Measures them."""
+        return cls(item_values(engine, [None], on, metric)[0], text_nlls(engine, texts) if texts else ())
+
+
+def measure_try(
+    engine: Engine,
+    one: Try,
+    on: Targets,
+    metric: Metric,
+    baseline: Baseline,
+    *,
+    bounds: Mapping[str, float],
+    texts: Sequence[PromptLike] = (),
+    policy: SamplingPolicy = DEFAULT_POLICY,
+) -> dict[str, Any]:
+    """One row of a selection's table; see `select`."""
+    values = item_values(engine, [one.plan], on, metric)[0]
+    change = values - baseline.values
+    ratio = shift = math.nan
+    if "ppl_ratio" in bounds:
+        ratio = perplexity_ratio(text_nlls(engine, texts, plan=one.plan), baseline.nlls)
+    if "entropy_change" in bounds:
+        rows = entropy_change(engine, one.plan, texts, policy)
+        shift = float((rows.steered - rows.base).mean())
+    figures = (float(change.mean()), float(baseline.values.mean()), float(values.mean()), ratio, shift)
+    row = (one.name, one.vector.layer, one.dose, *figures, float((change < 0).mean()), one.plan.hash, one.vector.hash)
+    return dict(zip(TRY_COLUMNS, row, strict=True))
+
+
+def choose(
+    tries: Sequence[Try], table: pd.DataFrame, on: Targets, *, metric: str, subject_to: Mapping[str, float]
+) -> Selection:
+    """The best row of a table of tries.
+
+    Args:
+        tries: the tries, in the table's order.
+        table: rows of `measure_try`.
+        on: the development items they were measured on.
+        metric: name of the metric.
+        subject_to: upper bounds by name.
+
+    Raises:
+        InputError: if no try satisfies the constraints; names the closest.
+    """
+    satisfied = np.all([table[name].abs() <= bound for name, bound in subject_to.items()], axis=0)
+    table = table.assign(satisfied=np.broadcast_to(satisfied, len(table)).astype(bool))
+    if not table.satisfied.any():
+        raise InputError(_nothing_satisfies(table, subject_to))
+    order = table.assign(size=table.dose.abs()).sort_values(
+        ["satisfied", "gain", "ppl_ratio", "size"], ascending=[False, False, True, True], kind="stable"
+    )
+    best = int(order.index[0])
+    return Selection(
+        plan=tries[best].plan,
+        vector=tries[best].name,
+        layer=tries[best].vector.layer,
+        dose=tries[best].dose,
+        gain=float(table.gain[best]),
+        table=table.assign(chosen=table.index == best),
+        metric=metric,
+        subject_to=dict(subject_to),
+        on_hash=on.hash,
+        prompts=prompt_hashes(on),
+        groups=frozenset(on.groups),
+    )
+
+
+def _nothing_satisfies(table: pd.DataFrame, bounds: Mapping[str, float]) -> str:
+    """Names the try whose constraints are exceeded by the least, relative to the bounds, added up."""
+    excess = sum(
+        (table[name].abs() / max(bound, 1e-9) - 1).clip(lower=0).fillna(math.inf) for name, bound in bounds.items()
+    )
+    row = table.loc[int(np.argmin(np.asarray(excess)))]
+    seen = ", ".join(f"{name} {row[name]:.4g} (bound {bound:g})" for name, bound in bounds.items())
+    return (
+        f"None of the {len(table)} tries satisfies the constraints. Closest: {row.vector} at layer {row.layer}, dose "
+        f"{row.dose:g}, with {seen}. Try smaller doses or other layers, or loosen the bounds."
+    )
+
+
+def check_constraints(subject_to: Mapping[str, float] | None, texts: Sequence[PromptLike]) -> dict[str, float]:
+    """The constraints, if they are known, finite, and can be measured.
+
+    Raises:
+        InputError: otherwise.
+    """
+    bounds = dict(subject_to or {})
+    for name, bound in bounds.items():
+        if name not in CONSTRAINTS:
+            raise InputError(f"Unknown constraint {name!r}; known: {', '.join(CONSTRAINTS)}.")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound) or bound < 0:
+            raise InputError(f"The bound on {name} is a finite number ≥ 0, got {bound!r}.")
+        if name != "anti_steerable" and not texts:
+            raise InputError(f"{name} is measured on neutral texts; pass texts=.")
+    return bounds
+
+
+def prompt_hash(prompt: PromptLike) -> str:
+    """Content hash of a prompt, text apart from space around it."""
+    return content_hash(prompt.strip() if isinstance(prompt, str) else prompt)
+
+
+def prompt_hashes(targets: Targets) -> frozenset[str]:
+    """Hashes of all prompts."""
+    return frozenset(prompt_hash(prompt) for prompt in targets.prompts)
+
+
+def _named_vectors(vectors: VectorsLike) -> list[tuple[str, SteeringVector]]:
+    if isinstance(vectors, SteeringVector):
+        return [(_name(vectors), vectors)]
+    if isinstance(vectors, VectorSet):
+        return [(_name(vector), vector) for vector in vectors.by_layer]
+    if isinstance(vectors, Mapping):
+        return [(name, vector) for name, part in vectors.items() for _, vector in _named_vectors(part)]
+    found: list[Any] = list(vectors)
+    for vector in found:
+        if not isinstance(vector, SteeringVector):
+            raise InputError(f"select takes steering vectors or sets of them, got {type(vector).__name__}.")
+    return [(_name(vector), vector) for vector in found]
+
+
+def _name(vector: SteeringVector) -> str:
+    return vector.card.name or vector.card.method or vector.hash

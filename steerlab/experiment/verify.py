@@ -1,0 +1,258 @@
+"""Verification: is a run still what was written, and does the model still say the same?"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from steerlab.core.errors import InputError, RunError, SteerlabError
+from steerlab.core.policy import SamplingPolicy
+from steerlab.experiment import storage
+from steerlab.experiment.cell_engine import score_frame
+from steerlab.experiment.cells import StoredCell
+from steerlab.experiment.measuring import nll_frame
+from steerlab.experiment.recorded import entropy_rows, generation_rows
+from steerlab.experiment.session import Session
+from steerlab.experiment.sweep import score_plans
+from steerlab.scoring import text_nlls
+from steerlab.steering.plan import Plan
+
+COLUMNS = ["check", "item", "ok", "detail"]
+# Largest difference, in nats, that a repeated measurement may show: order of summation changes with batch and kernel.
+TOLERANCES = {"float64": 1e-6, "float32": 1e-3}
+LOW_PRECISION_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a verification found.
+
+    Attributes:
+        table: a row per check: `check` (`file`, `input`, `cell`, `effect` or `rerun`), `item`, `ok`, `detail`.
+    """
+
+    table: pd.DataFrame
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check passed."""
+        return bool(self.table.ok.all())
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """The checks that failed."""
+        return self.table.loc[~self.table.ok].reset_index(drop=True)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{n} {name}" for name, n in self.table["check"].value_counts(sort=False).items())
+        if self.ok:
+            return f"verified: {counts}"
+        found = [f"  {row['check']} {row['item']}: {row['detail']}" for row in self.failures.to_dict("records")]
+        return "\n".join([f"NOT verified: {len(found)} of {len(self.table)} checks failed ({counts})", *found])
+
+    def __repr__(self) -> str:
+        return f"Verification(ok={self.ok}, {len(self.table)} checks)"
+
+
+def verify(session: Session, *, n: int = 3, seed: int = 0, tolerance: float | None = None) -> Verification:
+    """Checks every file of a run against the manifest, every input and cell against its name, and n cells by rerun.
+
+    Args:
+        session: the run.
+        n: cells to measure again; 0 needs no model.
+        seed: of the choice of cells.
+        tolerance: the largest difference a repeated figure may show, in nats; by dtype if None.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise InputError(f"n is the number of cells to measure again, an integer ≥ 0; got {n!r}.")
+    rows = [*_files(session), *_inputs(session), *_cells(session), *_effects(session)]
+    rows += _reruns(session, n, seed, tolerance)
+    return Verification(pd.DataFrame(rows, columns=COLUMNS).astype({"ok": bool}))
+
+
+def _row(check: str, item: str, problem: str = "", fine: str = "") -> tuple[str, str, bool, str]:
+    return (check, item, not problem, problem or fine)
+
+
+def _files(session: Session) -> Iterator[tuple]:
+    if session.folder is None:
+        return
+    manifest = session.folder.manifest()
+    for place, wanted in manifest.items():
+        path = session.folder.path / place
+        if not path.is_file():
+            yield _row("file", place, "it is missing")
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
+            yield _row("file", place, "its bytes are not those that were written")
+        else:
+            yield _row("file", place)
+    for place in session.folder.files():
+        if place not in manifest:
+            yield _row("file", place, "it is not in the manifest")
+
+
+def _inputs(session: Session) -> Iterator[tuple]:
+    for place in session.inputs.stored():
+        yield _row("input", place, _problem(lambda place=place: session.inputs.check(place)))
+
+
+def _cells(session: Session) -> Iterator[tuple]:
+    for place in session.cells.stored():
+        yield _row("cell", place, _problem(lambda place=place: _check_cell(session, place)))
+
+
+def _check_cell(session: Session, place: str) -> None:
+    key = session.cells.read(place).key
+    if key != PurePosixPath(place).stem:
+        raise RunError(f"it holds the cell {key}")
+
+
+def _effects(session: Session) -> Iterator[tuple]:
+    """The figures of an effect follow from its rows; a stated figure that does not was changed."""
+    if session.folder is None:
+        return
+    for record in session.records:
+        if record["kind"] == "effect":
+            place = f"effects/{record['number']:03d}"
+            yield _row("effect", place, _problem(lambda place=place: _check_effect(session, place)))
+
+
+def _check_effect(session: Session, place: str) -> None:
+    folder = session.path / place
+    stated = storage.read_json(folder / "effect.json")["summary"]
+    found = storage.read_effect(folder).summary()
+    for name in ("slope", "ci", "curvature", "anti_steerable", "null_ranks", "verdict"):
+        if not _same(stated[name], found[name]):
+            raise RunError(f"it states {name} {stated[name]!r}, and its rows give {found[name]!r}")
+
+
+def _same(stated: Any, found: Any) -> bool:
+    if isinstance(found, list | tuple):
+        return len(stated) == len(found) and all(map(_same, stated, found))
+    if isinstance(found, dict):
+        return stated.keys() == found.keys() and all(_same(stated[key], found[key]) for key in found)
+    if isinstance(found, float):
+        return stated is None if math.isnan(found) else stated is not None and math.isclose(stated, found, rel_tol=1e-9)
+    return stated == found
+
+
+def _problem(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except (SteerlabError, ValueError, KeyError, TypeError) as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+# --- measuring again ----------------------------------------------------------------------------------------------
+
+
+def _reruns(session: Session, n: int, seed: int, tolerance: float | None) -> list[tuple]:
+    places = [place for place in session.cells.stored() if PurePosixPath(place).parent.name in RERUNS]
+    chosen = sorted(np.random.default_rng(seed).permutation(len(places))[:n]) if n else []
+    found = []
+    for index in chosen:
+        detail, problem = _rerun(session, places[index], tolerance)
+        found.append(_row("rerun", places[index], problem, detail))
+    return found
+
+
+def _rerun(session: Session, place: str, tolerance: float | None) -> tuple[str, str]:
+    """What a repeated measurement gives: a note, and a problem if there is one."""
+    try:
+        stored = session.cells.read(place)
+        again = RERUNS[stored.cell.kind](session, stored)
+    except (SteerlabError, ValueError, KeyError, TypeError) as error:
+        return "", f"it could not be measured again: {error}"
+    allowed = TOLERANCES.get(session.info.dtype, LOW_PRECISION_TOLERANCE) if tolerance is None else tolerance
+    note = "" if stored.engine_hash == session.engine_hash else " (by another engine or with other versions than then)"
+    difference, column = largest_difference(stored.frame, again)
+    told = f"largest difference {difference:.2g} in {column}, {allowed:.2g} allowed{note}"
+    return told, "" if difference <= allowed else told
+
+
+def largest_difference(before: pd.DataFrame, after: pd.DataFrame) -> tuple[float, str]:
+    """The largest difference between two frames of one measurement, and its column; infinite if they do not match.
+
+    Columns that are not floating-point must agree exactly; lists are compared entry by entry.
+    """
+    if list(before.columns) != list(after.columns) or len(before) != len(after):
+        return math.inf, "the shape"
+    worst, where = 0.0, "any column"
+    for name in before.columns:
+        difference = _difference(before[name].tolist(), after[name].tolist())
+        if difference > worst:
+            worst, where = difference, name
+    return worst, where
+
+
+def _difference(before: list[Any], after: list[Any]) -> float:
+    differences = [_distance(b, a) for b, a in zip(before, after, strict=True)]
+    return max(differences, default=0.0)
+
+
+def _distance(before: Any, after: Any) -> float:
+    if isinstance(before, list | tuple | np.ndarray):
+        return math.inf if len(before) != len(after) else _difference(list(before), list(after))
+    if isinstance(before, float) and isinstance(after, float):
+        missing = math.isnan(before) and math.isnan(after)
+        difference = 0.0 if missing or before == after else abs(before - after)
+        return math.inf if math.isnan(difference) else difference
+    return 0.0 if before == after else math.inf
+
+
+def _plan_of(session: Session, about: Mapping[str, Any]) -> Plan | None:
+    if about.get("plan") is None:
+        return None
+    plan = session.inputs.plan(about["plan"])
+    return plan.scaled(about["scale"]) if "scale" in about else plan
+
+
+def _scores_again(session: Session, stored: StoredCell) -> pd.DataFrame:
+    plan = _plan_of(session, stored.cell.about)
+    assert plan is not None
+    if plan.hash != stored.cell.what["plan"]:
+        raise RunError(f"its plan is {plan.hash}, it was measured under {stored.cell.what['plan']}")
+    return score_plans(session.engine, [plan], session.inputs.targets(stored.cell.what["data"]))[0]
+
+
+def _nlls_again(session: Session, stored: StoredCell) -> pd.DataFrame:
+    texts = session.inputs.data(stored.cell.what["data"])
+    return nll_frame(text_nlls(session.engine, texts, plan=_plan_of(session, stored.cell.about)))
+
+
+def _score_rows_again(session: Session, stored: StoredCell) -> pd.DataFrame:
+    what = dict(stored.cell.what)
+    plan_hash, rows = what.pop("plan"), session.inputs.data(what.pop("data"))
+    plan = None if plan_hash is None else session.inputs.plan(plan_hash)
+    prompts, targets = [prompt for prompt, _ in rows], [row for _, row in rows]
+    return score_frame(session.engine.score(prompts, targets, plan=plan, **what))
+
+
+def _entropies_again(session: Session, stored: StoredCell) -> pd.DataFrame:
+    what = stored.cell.what
+    plan, texts = _plan_of(session, stored.cell.about), session.inputs.data(what["data"])
+    return entropy_rows(session, plan, texts, SamplingPolicy(**what["policy"]))
+
+
+def _generations_again(session: Session, stored: StoredCell) -> pd.DataFrame:
+    what, about = stored.cell.what, stored.cell.about
+    options = {name: value for name, value in what.items() if name not in ("plan", "data", "seed")}
+    options["policy"] = SamplingPolicy(**what["policy"])
+    plan = session.inputs.plan(about["plan"]) if "plan" in about else Plan()
+    dose = about.get("scale", 0.0)
+    return generation_rows(session, plan, session.inputs.data(what["data"]), dose, options)
+
+
+RERUNS: dict[str, Callable[[Session, StoredCell], pd.DataFrame]] = {
+    "scores": _scores_again,
+    "nlls": _nlls_again,
+    "score_rows": _score_rows_again,
+    "entropies": _entropies_again,
+    "generations": _generations_again,
+}

@@ -1,0 +1,137 @@
+"""The windows of one text, read as they are needed."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from steerlab.core.engine import Engine
+from steerlab.core.errors import PromptError
+from steerlab.scoring.journal import TextDigest
+from steerlab.scoring.source import Source, TextLike, open_source, spelled_bytes
+from steerlab.scoring.windows import (
+    Window,
+    WindowSizes,
+    check_positions,
+    check_streamed_positions,
+    sliding_windows,
+    stream_windows,
+)
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A window of a text.
+
+    Attributes:
+        window: where it stands.
+        ids: the tokens that are run, after the prefix.
+        digest: hash of the text's ids up to the window's end.
+    """
+
+    window: Window
+    ids: tuple[int, ...] = field(repr=False)
+    digest: bytes = field(repr=False)
+
+
+class TextWindows:
+    """The windows of one text, in order and once, with its bytes and identity known at the end.
+
+    Args:
+        engine: whose tokenizer and limits hold.
+        text: the text.
+        sizes: of the windows.
+        *plans: what runs on them; one whose positions mean something else in a later window is refused.
+
+    Raises:
+        PromptError: for a text too short to score.
+        PlanError: for positions that several windows cannot honour.
+    """
+
+    def __init__(self, engine: Engine, text: TextLike, sizes: WindowSizes, *plans: Any) -> None:
+        self.tokenizer = engine.tokenizer
+        self.sizes = sizes
+        self.source: Source = open_source(engine, text)
+        self.num_bytes = 0
+        self._digest = TextDigest()
+        self._pending: tuple[Window, tuple[int, ...]] | None = None
+        self._first_piece = True
+        self._windows = stream_windows(self._pieces(), *sizes.inner, score_first=bool(sizes.prefix))
+        self._start()
+        for plan in plans:
+            self._check(plan)
+
+    @property
+    def n_scored(self) -> int | None:
+        """How many tokens are scored in all, if that is known before the end."""
+        n_tokens = self.source.n_tokens
+        return None if n_tokens is None else n_tokens - (0 if self.sizes.prefix else 1)
+
+    def __iter__(self) -> Iterator[TextPart]:
+        while (found := self.take()) is not None:
+            yield found
+
+    def take(self) -> TextPart | None:
+        """The next window; None at the end."""
+        found = self._pending or next(self._windows, None)
+        self._pending = None
+        if found is None:
+            return None
+        self._digest.add(*found)
+        return TextPart(*found, self._digest.digest())
+
+    def _start(self) -> None:
+        self._pending = window, ids = next(self._windows)
+        if window.stop + len(self.sizes.prefix) < 2:
+            raise PromptError(f"The text has {window.stop} tokens; scoring needs at least two.")
+        if not self.sizes.prefix:
+            self.num_bytes -= spelled_bytes(self.tokenizer, ids[:1])
+
+    def _pieces(self) -> Iterator[tuple[int, ...]]:
+        for ids in self.source.pieces:
+            self.num_bytes += spelled_bytes(self.tokenizer, ids)
+            if self._first_piece and self.sizes.prefix and ids[:1] == self.sizes.prefix:
+                ids = ids[1:]
+                if self.source.n_tokens is not None:
+                    self.source.n_tokens -= 1
+            self._first_piece = False
+            yield ids
+
+    def _check(self, plan: Any) -> None:
+        if plan is None:
+            return
+        if self.source.n_tokens is None:
+            check_streamed_positions(plan, self.sizes)
+            return
+        windows = sliding_windows(self.source.n_tokens, *self.sizes.inner, score_first=bool(self.sizes.prefix))
+        if len(windows) > 1:
+            check_positions(plan, windows, self.source.n_tokens, len(self.sizes.prefix))
+
+
+def batched(parts: Iterable[TextPart], budget: int) -> Iterator[list[TextPart]]:
+    """Windows in order, in batches of at most `budget` tokens; a window longer than that is alone."""
+    batch: list[TextPart] = []
+    size = 0
+    for part in parts:
+        if batch and size + len(part.ids) > budget:
+            yield batch
+            batch, size = [], 0
+        batch.append(part)
+        size += len(part.ids)
+    if batch:
+        yield batch
+
+
+def progress(total: int | None, what: str) -> Any:
+    """A bar on a terminal or in a notebook, once the work has taken two seconds."""
+    return tqdm(total=total, desc=what, unit="tokens", delay=2.0, leave=False, disable=None)
+
+
+def window_values(
+    engine: Any, ids: tuple[int, ...], n_scored: int, quantities: Any, plan: Any
+) -> dict[str, np.ndarray]:
+    """Quantities of the last n predictions of a window; its first token is its prompt."""
+    (found,) = engine.measure([ids[:1]], [[ids[1:]]], quantities, plan=plan)
+    return {name: values[-n_scored:] for name, values in found.items()}

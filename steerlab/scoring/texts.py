@@ -1,0 +1,78 @@
+"""Scores of many texts at once, such as the neutral texts of an experiment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steerlab.core.engine import Engine
+from steerlab.core.errors import PromptError
+from steerlab.core.text import PromptLike, encode_prompt
+from steerlab.scoring.windows import Window, check_positions, sliding_windows
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """A window of one of several texts.
+
+    Attributes:
+        text: which text.
+        ids: the tokens that are run.
+        first_scored: absolute position, in the text, of the first token scored here.
+        n_scored: how many of the last tokens are scored.
+    """
+
+    text: int
+    ids: tuple[int, ...]
+    first_scored: int
+    n_scored: int
+
+    @property
+    def place(self) -> Window:
+        """The stretch of the text that it is."""
+        stop = self.first_scored + self.n_scored
+        return Window(stop - len(self.ids), self.first_scored, stop)
+
+
+def text_windows(engine: Engine, texts: Sequence[PromptLike]) -> list[TextWindow]:
+    """Windows as long as the model's context that together score every token of every text but its first.
+
+    Raises:
+        PromptError: for a text of fewer than two tokens.
+    """
+    found = []
+    for index, text in enumerate(texts):
+        ids = encode_prompt(engine.tokenizer, text, d_vocab=engine.info.d_vocab).token_ids
+        if len(ids) < 2:
+            raise PromptError(f"Text {index} has {len(ids)} token; scoring needs at least two.")
+        context = engine.info.context_length
+        for w in sliding_windows(len(ids), context, context):
+            found.append(TextWindow(index, ids[w.start : w.stop], w.first_scored, w.n_scored))
+    return found
+
+
+def text_nlls(engine: Engine, texts: Sequence[PromptLike], *, plan: Any = None) -> list[np.ndarray]:
+    """Negative log-probability in nats of every token but the first, for many texts; long ones run in windows.
+
+    Raises:
+        PromptError: for a text of fewer than two tokens.
+        PlanError: for positions that the windows of a long text cannot honour.
+    """
+    windows = text_windows(engine, texts)
+    if plan is not None:
+        for index in range(len(texts)):
+            parts = [window.place for window in windows if window.text == index]
+            if len(parts) > 1:
+                check_positions(plan, parts, parts[-1].stop, 0)
+    nlls = window_nlls(engine, [(window.ids, window.n_scored) for window in windows], plan)
+    return [
+        np.concatenate([part for part, window in zip(nlls, windows, strict=True) if window.text == index])
+        for index in range(len(texts))
+    ]
+
+
+def window_nlls(engine: Engine, windows: Sequence[tuple[tuple[int, ...], int]], plan: Any) -> list[np.ndarray]:
+    """The last n negative log-probabilities of each (ids, n); a window's first token is its prompt."""
+    scores = engine.score([ids[:1] for ids, _ in windows], [[ids[1:]] for ids, _ in windows], plan=plan)
+    return [-np.array(score.token_log_probs)[-n:] for score, (_, n) in zip(scores, windows, strict=True)]

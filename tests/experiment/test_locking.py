@@ -1,0 +1,126 @@
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import steerlab as sl
+from steerlab.core.errors import RunError
+from steerlab.experiment.locking import HOLDER_FILE, RunLock
+
+HOLD = """
+import sys
+from pathlib import Path
+from steerlab.experiment.locking import RunLock
+lock = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.readline()
+lock.release()
+print("released", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen]:
+    """Another process that holds a directory's lock."""
+    command = [sys.executable, "-c", textwrap.dedent(HOLD), str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_another_process_is_refused_and_named(tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        with pytest.raises(RunError, match=rf"pid {process.pid} on {os.uname().nodename}, since 2\d\d\d-"):
+            RunLock(tmp_path)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "released\n"
+        RunLock(tmp_path).release()
+
+
+def test_a_killed_process_does_not_block(tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        process.kill()
+        process.wait()
+        assert (tmp_path / HOLDER_FILE).exists(), "it could not tidy up"
+        lock = RunLock(tmp_path)
+        assert str(os.getpid()) in (tmp_path / HOLDER_FILE).read_text()
+        lock.release()
+
+
+def test_a_run_that_another_process_writes_can_be_read_and_not_measured(
+    tmp_path: Path, tiny_llama_engine: sl.LensEngine
+) -> None:
+    first = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
+    first.cost(sl.Plan(), ["the cat ran home"])
+    first.close()
+    with holder(first.path) as process:
+        second = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
+        assert len(second.results.costs) == 1
+        with pytest.raises(RunError, match=f"pid {process.pid}"):
+            second.cost(sl.Plan(), ["another text to score"])
+        assert second.verify(n=1).ok
+    second.cost(sl.Plan(), ["another text to score"])
+    assert len(second.results.costs) == 2
+
+
+def test_experiments_of_one_process_share_a_run(tmp_path: Path, tiny_llama_engine: sl.LensEngine) -> None:
+    one = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
+    one.cost(sl.Plan(), ["the cat ran home"])
+    two = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
+    two.cost(sl.Plan(), ["another text to score"])
+    one.cost(sl.Plan(), ["a third text to score"])
+    assert len(sl.Experiment.load(one.path).results.costs) == 3
+    one.close()
+    assert _refused_elsewhere(one.path), "the second one still uses it"
+    two.close()
+    assert not _refused_elsewhere(one.path)
+
+
+def test_an_experiment_that_is_gone_frees_its_run(tmp_path: Path, tiny_llama_engine: sl.LensEngine) -> None:
+    exp = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
+    exp.cost(sl.Plan(), ["the cat ran home"])
+    path = exp.path
+    assert _refused_elsewhere(path)
+    del exp
+    assert not _refused_elsewhere(path)
+
+
+def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path: Path) -> None:
+    code = """
+    import os, sys
+    from pathlib import Path
+    from steerlab.core.errors import RunError
+    from steerlab.experiment.locking import RunLock
+    lock = RunLock(Path(sys.argv[1]))
+    child = os.fork()
+    if child == 0:
+        try:
+            RunLock(Path(sys.argv[1]))
+        except RunError:
+            os._exit(7)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7\n"
+
+
+def _refused_elsewhere(folder: Path) -> bool:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom filelock import FileLock, Timeout\n"
+        "try:\n    FileLock(Path(sys.argv[1]) / '.lock').acquire(timeout=0)\nexcept Timeout:\n    print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    return done.stdout == "refused\n"
