@@ -14,10 +14,16 @@
 # %% [markdown]
 # # First steps
 #
-# Load a small model, extract a direction from contrast pairs, steer with it, and measure what changed. Everything here
-# runs on a CPU.
+# Extract a direction from contrast pairs, steer a small model with it, choose a dose of your own, bring pairs of your
+# own, and measure an effect beside its nulls. Everything runs on a CPU in about a minute.
 
 # %%
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
 import steerlab as sl
 from steerlab.core.shipped import shipped_vectors
 
@@ -27,57 +33,203 @@ print(engine.info)
 # %% [markdown]
 # ## A direction
 #
-# Contrast pairs are sentences that differ in one property. `extract` runs each once and returns one vector per layer:
-# the mean difference of the residual stream at the last token.
+# Contrast pairs are sentences that differ in one property. `extract` runs each once and gives one vector per layer: the
+# mean difference of the residual stream at the last token. The pairs that ship with the package come in groups (film,
+# hotel, concert …) and in splits; we extract from `train` only, so that the rest stays unseen.
 
 # %%
-pairs = sl.ContrastPairs.from_jsonl(shipped_vectors() / "sentiment" / "pairs.jsonl", group="group", split="train")
-vectors = sl.extract(engine, pairs, method="mean_diff", layers=[6, 10, 14, 18], name="sentiment")
+folder = shipped_vectors() / "sentiment"
+pairs = sl.ContrastPairs.from_jsonl(folder / "pairs.jsonl", group="group", split="train")
+for positive, negative in list(pairs)[:2]:
+    print("+", positive, "\n-", negative)
+vectors = sl.extract(engine, pairs, method="mean_diff", layers=[10, 14], name="sentiment")
 print(vectors[14])
 
 # %% [markdown]
 # ## A plan
 #
-# A plan says what is added, how much, and where. A dose of 0.2 adds a vector as long as 0.2 times the stream's median
-# norm at that layer. By default the last prompt token and everything generated is edited.
+# A plan says what is added, how much, and where. A dose of 0.2 adds a vector as long as 0.2 times the median norm of the
+# stream at that layer, so that doses compare between layers and models where raw coefficients do not. By default the
+# last prompt token and everything generated is edited.
 
 # %%
 plan = sl.Plan(sl.add(vectors[14], dose=0.2))
 print(plan)
 
+# %% [markdown]
+# `plan.scaled(k)` multiplies the whole plan, and 0 is the untouched model. With one seed, every scale gets the same
+# random draws, so texts differ by the plan and not by luck.
+
 # %%
 prompts = ["The new café on the corner is", "I have to say that the concert was"]
 policy = sl.SamplingPolicy(temperature=0.7, top_p=0.9)
-for dose in (-1.0, 0.0, 1.0):
-    generations = engine.generate(prompts, plan=plan.scaled(dose), policy=policy, max_new_tokens=20, seed=1)
-    print(f"scale {dose:+.0f}:", generations.texts)
+texts = {}
+for scale in (-1.0, 0.0, 1.0):
+    generations = engine.generate(prompts, plan=plan.scaled(scale), policy=policy, max_new_tokens=20, seed=1)
+    texts[scale] = generations.texts
+    for prompt, text in zip(prompts, generations.texts, strict=True):
+        print(f"scale {scale:+.0f}: {prompt}{text!r}")
+    receipt = engine.receipts[0]
+assert texts[0.0] == engine.generate(prompts, policy=policy, max_new_tokens=20, seed=1).texts
 
 # %% [markdown]
-# The receipt of each completion counts, inside the operator, how many tokens were edited.
+# Reading samples is good for noticing that something is odd, and bad for deciding whether a vector works: two prompts
+# and one seed can show anything. The assert says one thing for certain: scale 0 gives the very text of no plan at all.
+#
+# What a plan really edited is counted inside the operator, and kept in `engine.receipts` after every call. Below is the
+# one of the first prompt at scale +1: the last prompt token and 19 of the 20 sampled ones, because the last sampled
+# token drives no further step.
 
 # %%
-print(engine.receipts[0])
+print(receipt)
+assert receipt.edits and all(edit.edited == edit.expected == 20 for edit in receipt.edits)
 
 # %% [markdown]
 # ## What changed, exactly
 #
-# Scores are sums of log-probabilities over every token of a target, whatever its rank.
+# A score is the sum of log-probabilities of all tokens of a target, whatever their rank. The log-prob *margin* between a
+# favourable and an unfavourable word is a number that one can compare between arms.
+
 
 # %%
-targets = [[" lovely", " dreadful"]] * len(prompts)
-for name, arm in [("unsteered", None), ("steered", plan)]:
-    print(name)
-    print(engine.score(prompts, targets, plan=arm).to_frame().round(3).to_string(index=False))
+def margins(prompts, favourable, unfavourable, plan=None):
+    """Mean log p(favourable) − log p(unfavourable), in nats, per prompt."""
+    frame = engine.score(prompts, [[favourable, unfavourable]] * len(prompts), plan=plan).to_frame()
+    table = frame.pivot(index="prompt_index", columns="target_index", values="log_prob")
+    return (table[0] - table[1]).to_numpy()
+
+
+unsteered, steered = (margins(prompts, " lovely", " dreadful", plan=arm) for arm in (None, plan))
+print(pd.DataFrame({"prompt": prompts, "unsteered": unsteered, "steered": steered}).round(3).to_string(index=False))
+assert (steered > unsteered).all()
 
 # %% [markdown]
-# And what it costs on ordinary text:
+# The margin rises on both prompts. The unsteered model already prefers the favourable word or not for reasons of its
+# own; only the difference between the two columns is the plan's doing.
+#
+# ## Your turn: change the dose
+#
+# Set `DOSE` and run the cell again. Try 0.05, −0.2, 0.4 and 0.8. The second figure is what the dose costs: perplexity of
+# ordinary text, as a multiple of the unsteered model's.
 
 # %%
+DOSE = 0.2  # ← yours to change
+
+own = sl.Plan(sl.add(vectors[14], dose=DOSE))
 text = "The ferry leaves the harbour at seven and reaches the island an hour later. Tickets are sold on board."
-base, steered = sl.perplexity(engine, text), sl.perplexity(engine, text, plan=plan)
-print(f"perplexity {base.perplexity:.1f} → {steered.perplexity:.1f} over {base.num_tokens} tokens")
+gain = (margins(prompts, " lovely", " dreadful", plan=own) - unsteered).mean()
+ratio = sl.perplexity(engine, text, plan=own).perplexity / sl.perplexity(engine, text).perplexity
+print(f"dose {DOSE:g}: margin {gain:+.2f} nats, perplexity of neutral text ×{ratio:.2f}")
+print(prompts[0] + engine.generate(prompts[:1], plan=own, policy=policy, max_new_tokens=20, seed=1).texts[0])
 
 # %% [markdown]
-# A single direction that moves a score is not yet an effect: random directions move scores too. `sl.Experiment.effect`
-# measures the slope over doses beside random directions and vectors of flipped labels; `steerlab demo` shows it on this
-# vector.
+# Here is the same over a row of doses at once. Up to about 0.2 the margin grows while the cost stays small. Beyond that
+# the price runs away: a model whose perplexity has doubled is being damaged, and whatever its margin does then says
+# little about sentiment.
+
+# %%
+doses = [-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.8]
+rows = []
+base = sl.perplexity(engine, text).perplexity
+for dose in doses:
+    arm = sl.Plan(sl.add(vectors[14], dose=1.0)).scaled(dose)
+    change = (margins(prompts, " lovely", " dreadful", plan=arm) - unsteered).mean()
+    rows.append({"dose": dose, "margin change": change, "ppl ratio": sl.perplexity(engine, text, plan=arm).perplexity / base})
+sweep = pd.DataFrame(rows).set_index("dose")
+print(sweep.round(2))
+assert sweep["margin change"][0.0] == 0 and sweep["ppl ratio"][0.0] == 1
+assert sweep["margin change"][-0.2] < 0 < sweep["margin change"][0.2]
+assert sweep["ppl ratio"][0.8] > sweep["ppl ratio"][0.4] > sweep["ppl ratio"][0.2]
+
+# %% [markdown]
+# ## Your own pairs
+#
+# Any property will do that you can say in pairs of sentences. A file of pairs is one JSON object a line, with
+# `positive`, `negative` and, better, a `group`: pairs about one subject belong together, and are kept together when
+# pairs are split or resampled. Here we write such a file about warm and cold, and read it back.
+
+# %%
+own_pairs = [
+    ("lake", "The surface of the lake was as warm as a bath", "The surface of the lake was as cold as ice"),
+    ("lake", "We jumped into the lake under a blazing sun", "We skated across the lake under a freezing sky"),
+    ("house", "The stove had made the whole house cosy and warm", "The wind had made the whole house icy and cold"),
+    ("house", "All windows were open because of the heat", "All windows were shut because of the frost"),
+    ("walk", "We walked home, sweating in the summer heat", "We walked home, shivering in the winter frost"),
+    ("walk", "On the walk she carried her jumper in the sun", "On the walk she buttoned her coat in the snow"),
+    ("food", "They ate the soup while it was steaming", "They ate the soup when it was chilled"),
+    ("food", "He took the bread out of the oven", "He took the bread out of the freezer"),
+]
+with open("my_pairs.jsonl", "w", encoding="utf-8") as file:
+    for group, positive, negative in own_pairs:
+        file.write(json.dumps({"positive": positive, "negative": negative, "group": group}) + "\n")
+
+mine = sl.ContrastPairs.from_jsonl("my_pairs.jsonl", group="group")
+warmth = sl.extract(engine, mine, method="mean_diff", layers=[14], name="warmth")[14]
+print(warmth, f"from {len(mine)} pairs in {len(set(mine.groups))} groups")
+
+# %% [markdown]
+# None of the words below stands in a pair, or the test would only show that the model can repeat. We look at both signs:
+# a direction that stands for warmth should lower the margin when it is subtracted.
+
+# %%
+weather = ["Outside the station the afternoon felt", "The air in the valley that day was", "To the touch, the stone was"]
+warm = sl.Plan(sl.add(warmth, dose=0.2))
+table = pd.DataFrame(
+    {f"scale {k:+d}": margins(weather, " hot", " cool", plan=warm.scaled(k)) for k in (-1, 0, 1)}, index=weather
+)
+print(table.round(2).to_string())
+means = table.mean()
+assert means["scale -1"] < means["scale +0"] < means["scale +1"]
+
+# %% [markdown]
+# Averaged over the three prompts the margin goes the way the pairs say. Eight pairs and three prompts are enough to see
+# that the machinery works on your file, and far too few to claim anything: a random direction may do as much. That is
+# what the next step is for.
+#
+# ## From a change to an effect
+#
+# Random directions of the same length move these scores too. `Experiment.effect` therefore runs the vector at several
+# doses on items that the vector has not seen, and beside it random directions as a null. We take one prompt from each of
+# the nine groups and the smallest number of directions with which a rank of 0.05 can be reached at all (19).
+
+# %%
+test = sl.Targets.from_jsonl(folder / "targets.jsonl", split="test")
+items = test.take(np.unique(test.groups, return_index=True)[1].tolist())
+exp = sl.Experiment("first-steps", model=engine, seed=0, overwrite=True)
+effect = exp.effect(
+    sl.Plan(sl.add(vectors[14], dose=1.0)), items, doses=[-0.2, 0, 0.2], controls=sl.Controls(random=19)
+)
+print(effect)
+for reason in effect.reasons:
+    print("-", reason)
+assert effect.verdict == "effect"
+assert effect.slope > 1.5 * effect.null_slopes.slope.abs().mean()
+
+# %% [markdown]
+# The verdict needs both: an interval that excludes 0, and a slope larger than those of the random directions. The plot
+# shows the second: the band is where all nineteen of them lie.
+
+# %%
+_ = effect.plot()
+
+# %% [markdown]
+# Everything measured is in the run directory already, and a report is one file that opens from disk. With more time, use
+# all test items, five doses, `Controls(random=20, shuffled=20)` and the pairs, as `steerlab demo` does; random directions
+# are one null, and vectors from flipped labels are another.
+
+# %%
+report = exp.report()
+print(report)
+assert "effect" in Path(report).read_text(encoding="utf-8")
+exp.close()
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Find the dose at which perplexity of the ferry sentence passes 1.5 times the unsteered one. Is it the same for both
+#    signs?
+# 2. Edit every position instead (`where=sl.where.all()` in `sl.add`). How do gain and cost change at dose 0.2?
+# 3. Ask the honest question about warmth: write targets for it (`sl.Targets.from_records`), and measure its effect with
+#    19 random directions. Is it above all of them?
+# 4. Replace `my_pairs.jsonl` by pairs of your own. Which layer's vector moves your targets most, and how would you avoid
+#    fooling yourself when you pick it? The next notebook, *Choosing layer and dose*, is about that.

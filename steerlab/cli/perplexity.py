@@ -47,7 +47,7 @@ def perplexity(
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help="Of weights and activations; float32 by default, with vLLM the checkpoint's.", show_default=False
+            help="Of weights and activations; float32 by default, with vLLM its own choice.", show_default=False
         ),
     ] = None,
     quantization: Annotated[

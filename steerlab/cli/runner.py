@@ -11,169 +11,254 @@ import pandas as pd
 import steerlab as sl
 from steerlab.cli.console import say
 from steerlab.cli.display import show_effect, show_entropy, show_samples
-from steerlab.cli.loading import check_writable, quiet_transformers, read_text
+from steerlab.cli.inputs import Blame, Inputs, NamedVector, read_inputs
+from steerlab.cli.loading import quiet_transformers
 from steerlab.cli.spec import ControlsSpec, ExperimentSpec
+from steerlab.experiment.confirmation import Confirmation
+from steerlab.experiment.selection import Selection
 
 
 @dataclass(frozen=True)
-class Blame:
-    """Names the file and key behind an error.
+class Candidate:
+    """A vector that is measured.
 
     Attributes:
-        source: the experiment file; None if there is none.
+        title: what to call it.
+        vector: the vector.
+        pairs: what it was extracted from, for label flips.
+        plan: the plan at scale 1.
     """
 
-    source: Path | None
-
-    @contextmanager
-    def __call__(self, key: str) -> Iterator[None]:
-        """Puts the file and this key before the message of an error raised inside."""
-        try:
-            yield
-        except sl.SteerlabError as error:
-            if self.source is None:
-                raise
-            raise sl.DataError(f"{self.source}: {key}: {error}") from error
+    title: str
+    vector: sl.SteeringVector
+    pairs: sl.ContrastPairs | None
+    plan: sl.Plan
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What an experiment works on, read and checked before the model loads."""
+class Found:
+    """What was measured of one candidate."""
 
-    pairs: sl.ContrastPairs
-    targets: sl.Targets
-    controls: sl.Controls
-    policy: sl.SamplingPolicy
-    prompts: list[str]
-    neutral: list[str] | None
-    experiment: sl.Experiment
+    candidate: Candidate
+    effect: sl.Effect
+    cost: pd.DataFrame | None
+    entropy: pd.DataFrame | None
+    samples: pd.DataFrame | None
 
 
-def run_experiment(spec: ExperimentSpec, *, source: Path | None = None) -> None:
+def run_experiment(spec: ExperimentSpec, *, source: Path | None = None, overwrite: bool = False) -> None:
     """Runs an experiment from extraction to report and prints its results.
+
+    Whatever of it lies in the run directory already is read, not measured again.
 
     Args:
         spec: the experiment.
         source: the file it was read from, to be named in errors.
+        overwrite: start anew: remove the run that lies there.
 
     Raises:
         SteerlabError: for whatever in it cannot be used.
     """
     started = time.perf_counter()
     blame = Blame(source)
-    inputs = _read_inputs(spec, blame)
-    with quiet_transformers():
-        vector = _extract(spec, inputs, blame)
-        with blame("plan"):
-            plan = spec.plan.plan(vector)
-        effect = _measure(spec, inputs, plan, blame)
-        entropy = _entropy(spec, inputs, plan, blame)
-        samples = _generate(spec, inputs, plan, blame)
-    places = _write(spec, inputs.experiment)
-    show_effect(effect)
-    if entropy is not None:
-        show_entropy(entropy, dose=max(spec.doses), axis=effect.settings.axis)
-    if samples is not None:
-        show_samples(samples)
+    inputs = read_inputs(spec, blame)
+    with blame("name"):
+        options = {"backend": spec.backend, "seed": spec.seed, "root": spec.root, "overwrite": overwrite}
+        experiment = sl.Experiment(spec.name, spec.model, **options, **inputs.load_options)
+    with quiet_transformers(), experiment:
+        run = _Run(spec, inputs, experiment, blame)
+        run.prepare()
+        candidates = run.candidates()
+        selection, confirmation = run.select(candidates)
+        chosen = candidates if selection is None else [run.winner(selection, candidates)]
+        found = [run.measure(candidate) for candidate in chosen]
+        places = run.write()
+    _show(spec, found, experiment.effects, selection, confirmation)
     say()
     say(f"{time.perf_counter() - started:.0f} seconds")
     for name, place in places.items():
         say(f"{name:<14} {place}", style="bold")
 
 
-def _write(spec: ExperimentSpec, experiment: sl.Experiment) -> dict[str, Path]:
-    """Saves the run and its report; returns what lies where."""
-    places = {"run directory": experiment.save()}
-    return places | ({"report": experiment.report()} if spec.report else {})
+class _Run:
+    """The steps of an experiment, each said before it is done."""
 
+    def __init__(self, spec: ExperimentSpec, inputs: Inputs, experiment: sl.Experiment, blame: Blame) -> None:
+        self.spec, self.inputs, self.experiment, self.blame = spec, inputs, experiment, blame
 
-def _read_inputs(spec: ExperimentSpec, blame: Blame) -> Inputs:
-    from steerlab.core.hook_points import check_site
-    from steerlab.experiment.metrics import find_metric
-    from steerlab.experiment.sweep import check_doses
-    from steerlab.steering.estimators import estimator
+    def prepare(self) -> None:
+        """Loads the model and checks that steering does on it what it says."""
+        say(f"Loading {self.spec.model}")
+        with _wrong_options(self.blame), self.blame("model"):
+            info = self.experiment.engine.info
+        say(f"  {info.n_layers} layers, width {info.d_model}, {info.dtype}")
+        wanted = self.spec.selfcheck
+        if not wanted.run:
+            return
+        with self.blame("selfcheck"):
+            found = self.experiment.selfcheck(allow_failure=wanted.allow_failure, tolerance=wanted.tolerance)
+        say(f"  selfcheck {'passed' if found.passed else 'FAILED'}: {len(found.checks)} checks")
+        if not found.passed:
+            say(str(found), style="bold red")
 
-    with blame("pairs"):
-        p = spec.pairs
-        pairs = sl.ContrastPairs.from_jsonl(
-            p.path, positive=p.positive, negative=p.negative, group=p.group, split=p.split
+    def candidates(self) -> list[Candidate]:
+        """Every vector at every layer that the file asks for."""
+        return [one for named in self.inputs.vectors for one in self._vectors(named)]
+
+    def _vectors(self, named: NamedVector) -> list[Candidate]:
+        vectors = self._extracted(named) if named.vectors is None else named.vectors
+        found = []
+        for layer, vector in vectors.items():
+            say(f"  layer {layer}: norm {vector.norm:.2f}; {_dose_unit(vector)}")
+            title = named.name if len(vectors) == 1 else f"{named.name}, layer {layer}"
+            with self.blame("plan"):
+                found.append(Candidate(title, vector, named.pairs, self.spec.plan.plan(vector)))
+        return found
+
+    def _extracted(self, named: NamedVector) -> sl.VectorSet:
+        spec, pairs, layers = named.spec, named.pairs, named.spec.asked_layers
+        assert pairs is not None  # the file was checked
+        shown = "all layers" if layers == "all" else ", ".join(f"layer {layer}" for layer in layers)
+        say(f"Extracting {named.name} at {shown} from {len(pairs)} pairs")
+        options = {"method": spec.method, "site": spec.site, "read": spec.read.where(), "name": named.name}
+        with self.blame(named.key):
+            return self.experiment.extract(pairs, layers=layers, **options)
+
+    def select(self, candidates: list[Candidate]) -> tuple[Selection | None, Confirmation | None]:
+        """The best vector, layer and dose on development items, and how it does on held-out ones."""
+        wanted, dev, held_out = self.spec.select, self.inputs.dev, self.inputs.held_out
+        if wanted is None or dev is None:
+            return None, None
+        say(f"Selecting among {len(candidates)} vectors × {len(wanted.doses)} doses on {len(dev)} prompts")
+        with self.blame("select"):
+            selection = self.experiment.select(
+                {one.title: one.vector for one in candidates},
+                wanted.doses,
+                dev,
+                subject_to=wanted.subject_to,
+                metric=self.spec.metric,
+                texts=self.inputs.neutral,
+                policy=self.inputs.policy,
+                make=self.spec.plan.plan,
+            )
+        say(f"  {selection}")
+        if self.spec.confirm is None or held_out is None:
+            return selection, None
+        say(f"Confirming it on {len(held_out)} held-out prompts")
+        with self.blame("confirm"):
+            confirmation = self.experiment.confirm(
+                selection,
+                held_out,
+                controls=self.inputs.confirm_controls,
+                pairs=self.winner(selection, candidates).pairs,
+                allow_overlap=self.spec.confirm.allow_overlap,
+            )
+        return selection, confirmation
+
+    def winner(self, selection: Selection, candidates: list[Candidate]) -> Candidate:
+        """The candidate that a selection chose."""
+        return next(one for one in candidates if one.title == selection.vector and one.vector.layer == selection.layer)
+
+    def measure(self, candidate: Candidate) -> Found:
+        """The effect of a candidate and whatever else the file asks for."""
+        return Found(
+            candidate,
+            self._effect(candidate),
+            self._cost(candidate),
+            self._entropy(candidate),
+            self._generations(candidate),
         )
-    with blame("targets"):
-        targets = sl.Targets.from_jsonl(spec.targets.path, split=spec.targets.split)
-    with blame("vector.method"):
-        estimator(spec.vector.method)
-    with blame("vector.site"):
-        check_site(spec.vector.site)
-    with blame("doses"):
-        check_doses(spec.doses)
-    with blame("controls"):
-        controls = sl.Controls(**spec.controls.model_dump())
-    with blame("metric"):
-        find_metric(spec.metric)
-    with blame("policy"):
-        policy = sl.SamplingPolicy(**spec.policy.model_dump())
-    with blame("generations.prompts"):
-        prompts = _prompts(spec)
-    with blame("neutral"):
-        neutral = None if spec.neutral is None else _paragraphs(read_text(spec.neutral))
-    with blame("root"):
-        check_writable(spec.root, folder=True)
-    with blame("name"):
-        exp = sl.Experiment(spec.name, spec.model, seed=spec.seed, root=spec.root, dtype=spec.dtype)
-    return Inputs(pairs, targets, controls, policy, prompts, neutral, exp)
+
+    def _effect(self, candidate: Candidate) -> sl.Effect:
+        spec, targets = self.spec, self.inputs.targets
+        arms = f"{len(spec.doses)} doses, and {_arms(spec.controls)} at two"
+        say(f"Scoring {len(targets)} prompts under {candidate.title} at {arms}")
+        with self.blame("effect"):
+            return self.experiment.effect(
+                candidate.plan,
+                targets,
+                spec.doses,
+                controls=self.inputs.controls,
+                metric=spec.metric,
+                pairs=candidate.pairs,
+                max_ppl_ratio=spec.max_ppl_ratio,
+                neutral=self.inputs.neutral,
+            )
+
+    def _cost(self, candidate: Candidate) -> pd.DataFrame | None:
+        if not self.spec.cost:
+            return None
+        say("Measuring what it costs")
+        wanted = self.spec.generations
+        options = {} if wanted is None else {"max_new_tokens": wanted.max_new_tokens, "n": wanted.n}
+        with self.blame("cost"):
+            return self.experiment.cost(
+                candidate.plan,
+                self.inputs.neutral,
+                doses=sorted(self.spec.doses) if wanted is None else self._generated_doses(),
+                prompts=self.inputs.prompts or None,
+                policy=self.inputs.policy,
+                **options,
+            )
+
+    def _entropy(self, candidate: Candidate) -> pd.DataFrame | None:
+        if not self.spec.entropy:
+            return None
+        dose = max(self.spec.doses)
+        say(f"Measuring entropy of neutral text at {dose:+g}")
+        with self.blame("entropy"):
+            return self.experiment.entropy(candidate.plan.scaled(dose), self.inputs.neutral, policy=self.inputs.policy)
+
+    def _generations(self, candidate: Candidate) -> pd.DataFrame | None:
+        wanted = self.spec.generations
+        if wanted is None:
+            return None
+        doses = self._generated_doses()
+        say(f"Generating from {len(self.inputs.prompts)} prompts at {', '.join(f'{dose:+g}' for dose in doses)}")
+        with self.blame("generations"):
+            return self.experiment.generate(
+                candidate.plan,
+                self.inputs.prompts,
+                policy=self.inputs.policy,
+                max_new_tokens=wanted.max_new_tokens,
+                n=wanted.n,
+                doses=doses,
+                stop=wanted.stop,
+                chat=wanted.chat,
+            )
+
+    def _generated_doses(self) -> list[float]:
+        spec = self.spec
+        given = None if spec.generations is None else spec.generations.doses
+        return sorted({min(spec.doses), 0.0, max(spec.doses)}) if given is None else sorted(given)
+
+    def write(self) -> dict[str, Path]:
+        """Saves the run and its report; returns what lies where."""
+        places = {"run directory": self.experiment.save()}
+        if not self.spec.report:
+            return places
+        with self.blame("report"):
+            return places | {
+                "report": self.experiment.report(self.spec.report if isinstance(self.spec.report, Path) else None)
+            }
 
 
-def _prompts(spec: ExperimentSpec) -> list[str]:
-    if spec.generations is None:
-        return []
-    given = spec.generations.prompts
-    found = [line for line in read_text(given).splitlines() if line.strip()] if isinstance(given, Path) else given
-    if not found:
-        raise sl.PromptError("There are no prompts; give at least one, or leave generations out.")
-    return found
+@contextmanager
+def _wrong_options(blame: Blame) -> Iterator[None]:
+    """An engine option that the engine does not know, as an error of the file's key `engine`."""
+    try:
+        yield
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        with blame("engine"):
+            raise sl.InputError(f"{str(error).split('() ')[-1]}.") from error
 
 
-def _paragraphs(text: str) -> list[str]:
-    found = [part.strip() for part in text.split("\n\n") if part.strip()]
-    if not found:
-        raise sl.DataError("The neutral text is empty.")
-    return found
-
-
-def _extract(spec: ExperimentSpec, inputs: Inputs, blame: Blame) -> sl.SteeringVector:
-    exp = inputs.experiment
-    say(f"Loading {spec.model}")
-    with blame("model"):
-        engine = exp.engine
-    info = engine.info
-    say(f"  {info.n_layers} layers, width {info.d_model}, {info.dtype}")
-    say(f"Extracting {spec.name} at layer {spec.vector.layer} from {len(inputs.pairs)} pairs")
-    with blame("vector"):
-        vectors = exp.extract(
-            inputs.pairs,
-            method=spec.vector.method,
-            site=spec.vector.site,
-            layers=[spec.vector.layer],
-            read=spec.vector.read.where(),
-        )
-    vector = vectors.by_layer[0]
-    say(f"  norm {vector.norm:.2f}; a dose of 1 is {vector.card.median_norm:.2f}, the stream's median norm there")
-    return vector
-
-
-def _measure(spec: ExperimentSpec, inputs: Inputs, plan: sl.Plan, blame: Blame) -> sl.Effect:
-    say(f"Scoring {len(inputs.targets)} prompts at {len(spec.doses)} doses, and {_arms(spec.controls)} at two")
-    with blame("effect"):
-        return inputs.experiment.effect(
-            plan,
-            inputs.targets,
-            spec.doses,
-            controls=inputs.controls,
-            metric=spec.metric,
-            pairs=inputs.pairs,
-            max_ppl_ratio=spec.max_ppl_ratio,
-            neutral=inputs.neutral,
-        )
+def _dose_unit(vector: sl.SteeringVector) -> str:
+    if vector.card.median_norm is None:
+        return "its file states no median norm of the stream"
+    return f"a dose of 1 is {vector.card.median_norm:.2f}, the stream's median norm there"
 
 
 def _arms(controls: ControlsSpec) -> str:
@@ -182,21 +267,37 @@ def _arms(controls: ControlsSpec) -> str:
     return ", ".join([*named, *["a wrong layer"] * controls.wrong_layer]) or "no controls"
 
 
-def _entropy(spec: ExperimentSpec, inputs: Inputs, plan: sl.Plan, blame: Blame) -> pd.DataFrame | None:
-    if not spec.entropy:
-        return None
-    say(f"Measuring entropy of neutral text at {max(spec.doses):+g}")
-    with blame("entropy"):
-        return inputs.experiment.entropy(plan.scaled(max(spec.doses)), inputs.neutral, policy=inputs.policy)
+def _show(
+    spec: ExperimentSpec,
+    found: list[Found],
+    effects: list[sl.Effect],
+    selection: Selection | None,
+    confirmation: Confirmation | None,
+) -> None:
+    """Prints what was measured; effects as they stand when all are known, which counts how many were tested."""
+    if selection is not None:
+        say()
+        say(f"selected          {selection}")
+    if confirmation is not None:
+        for line in str(confirmation).splitlines():
+            say(f"confirmed         {line}")
+    latest = {effect.plan_hash: effect for effect in effects}
+    for one in found:
+        effect = latest.get(one.effect.plan_hash, one.effect)
+        if len(found) > 1:
+            say()
+            say(one.candidate.title, style="bold")
+        show_effect(effect)
+        if one.cost is not None:
+            _show_cost(one.cost)
+        if one.entropy is not None:
+            show_entropy(one.entropy, dose=max(spec.doses), axis=effect.settings.axis)
+        if one.samples is not None:
+            show_samples(one.samples)
 
 
-def _generate(spec: ExperimentSpec, inputs: Inputs, plan: sl.Plan, blame: Blame) -> pd.DataFrame | None:
-    wanted = spec.generations
-    if wanted is None:
-        return None
-    doses = sorted({min(spec.doses), 0.0, max(spec.doses)}) if wanted.doses is None else wanted.doses
-    say(f"Generating from {len(inputs.prompts)} prompts at {', '.join(f'{dose:+g}' for dose in doses)}")
-    with blame("generations"):
-        return inputs.experiment.generate(
-            plan, inputs.prompts, policy=inputs.policy, max_new_tokens=wanted.max_new_tokens, doses=doses
-        )
+def _show_cost(frame: pd.DataFrame) -> None:
+    columns = ["dose", "ppl_ratio", "ppl_ratio_low", "ppl_ratio_high"]
+    for dose, ratio, low, high in frame.loc[frame.dose != 0, columns].itertuples(index=False):
+        head = f"cost at {dose:+g}"
+        say(f"{head:<17} perplexity × {ratio:.3f} ({low:.3f} to {high:.3f}, texts resampled)")

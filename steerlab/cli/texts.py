@@ -1,5 +1,6 @@
 """The text and the engine of the commands that score whole texts."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -96,6 +97,7 @@ def opened(
         InputError: for options of vLLM on another engine.
     """
     if backend is Backend.VLLM:
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
         options: dict[str, Any] = {"quantization": quantization, "max_model_len": max_model_len}
         given = {name: value for name, value in options.items() if value is not None}
         layers = sorted({point.layer for point in plan.hook_points}) if plan is not None else [0]

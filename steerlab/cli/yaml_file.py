@@ -3,28 +3,55 @@
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 import steerlab as sl
 from steerlab.cli.loading import read_text
-from steerlab.cli.spec import ExperimentSpec
+from steerlab.cli.spec import ExperimentSpec, Section
+
+_Spec = TypeVar("_Spec", bound=BaseModel)
 
 
 def read_spec(path: Path) -> ExperimentSpec:
     """The experiment that a YAML file describes; its paths count from the file's folder.
 
+    Args:
+        path: the file.
+
     Raises:
         DataError: if the file cannot be read, is not YAML, or has a key that is unknown, missing or of the wrong kind.
     """
-    data = _read_mapping(path)
+    return experiment_of(read_mapping(path), path)
+
+
+def experiment_of(data: dict[Any, Any], path: Path, *, key: str | None = None) -> ExperimentSpec:
+    """The experiment that keys and values describe.
+
+    Args:
+        data: keys and values.
+        path: the file they stand in, which their paths count from.
+        key: the key of that file that holds them; None if they are the file.
+
+    Raises:
+        DataError: for a key that is unknown, missing or of the wrong kind.
+    """
+    place = f"{path}" if key is None else f"{path}: {key}"
+    return _relative_to(path.parent, checked(ExperimentSpec, data, place))
+
+
+def checked(kind: type[_Spec], data: dict[Any, Any], place: str) -> _Spec:
+    """Keys and values as a specification.
+
+    Raises:
+        DataError: for a key that is unknown, missing or of the wrong kind; begins with the place.
+    """
     try:
-        spec = ExperimentSpec.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
-        raise sl.DataError(f"{path}: {_explain(error)}") from error
-    return _relative_to(path.parent, spec)
+        raise sl.DataError(f"{place}: {_explain(error, kind)}") from error
 
 
 # --- YAML ---------------------------------------------------------------------------------------------------------
@@ -43,7 +70,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_mapping(path: Path) -> dict[Any, Any]:
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """The keys and values of a YAML file.
+
+    Raises:
+        DataError: if it cannot be read, is not YAML, holds something else, or a key twice.
+    """
     try:
         data = yaml.load(read_text(path), Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -61,75 +93,115 @@ def _read_mapping(path: Path) -> dict[Any, Any]:
 
 
 def _relative_to(folder: Path, spec: ExperimentSpec) -> ExperimentSpec:
-    def moved(section: Any, key: str) -> Any:
-        value = getattr(section, key)
-        return section.model_copy(update={key: folder / value}) if isinstance(value, Path) else section
+    moved: ExperimentSpec = _moved(spec, folder)
+    return moved.model_copy(update={"model": model_from(folder, spec.model)})
 
-    changes = {"pairs": moved(spec.pairs, "path"), "targets": moved(spec.targets, "path"), "root": folder / spec.root}
-    if spec.neutral is not None:
-        changes["neutral"] = folder / spec.neutral
-    if spec.generations is not None:
-        changes["generations"] = moved(spec.generations, "prompts")
-    if (folder / spec.model).is_dir():
-        changes["model"] = str(folder / spec.model)
-    return spec.model_copy(update=changes)
+
+def model_from(folder: Path, model: str) -> str:
+    """The model of that name; a folder there goes before an alias or a hub id."""
+    return str(folder / model) if (folder / model).is_dir() else model
+
+
+def _moved(value: Any, folder: Path) -> Any:
+    """The value with every path in it counted from a folder."""
+    if isinstance(value, Path):
+        return folder / value
+    if isinstance(value, Section):
+        changes = {name: _moved(getattr(value, name), folder) for name in type(value).model_fields}
+        changed = {name: new for name, new in changes.items() if new is not getattr(value, name)}
+        return value.model_copy(update=changed) if changed else value
+    if isinstance(value, dict) and any(isinstance(part, Section) for part in value.values()):
+        return {name: _moved(part, folder) for name, part in value.items()}
+    return value
 
 
 # --- complaints ---------------------------------------------------------------------------------------------------
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, root: type[BaseModel]) -> str:
     """The first problem as a sentence, and how many more there are."""
     problems = error.errors()
-    first, more = problems[0], len({_key(p["loc"]) for p in problems}) - 1
+    first, more = problems[0], len({_key(p["loc"], root) for p in problems}) - 1
     rest = f" ({more} more {'problem' if more == 1 else 'problems'} in this file.)" if more else ""
-    return _sentence(first) + rest
+    return _sentence(first, root) + rest
 
 
-def _sentence(problem: Any) -> str:
+def _sentence(problem: Any, root: type[BaseModel]) -> str:
     kind, loc, value = problem["type"], problem["loc"], problem["input"]
-    key = _key(loc)
+    key = _key(loc, root)
     if kind == "extra_forbidden":
-        return f"unknown key {key!r}; {_suggestion(loc)}"
+        return f"unknown key {key!r}; {_suggestion(loc, root)} Its value is {value!r:.60}."
     if kind == "missing":
         return f"the key {key!r} is missing."
     if kind == "model_type":
-        known = ", ".join(_section(loc).model_fields)
+        known = ", ".join(_section(loc, root).model_fields)
         return f"{key}: must hold keys ({known}), got {value!r:.60}."
     if kind == "value_error":
-        return f"{key}: {problem['ctx']['error']}."
+        return f"{key}: {problem['ctx']['error']}." if key else f"{problem['ctx']['error']}."
     return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {value!r:.60}."
 
 
-def _suggestion(loc: Sequence[Any]) -> str:
-    wanted, folder = str(loc[-1]), [str(part) for part in loc[:-1]]
-    here = list(_section(folder).model_fields)
+def _suggestion(loc: Sequence[Any], root: type[BaseModel]) -> str:
+    wanted, folder = str(loc[-1]), _key(loc[:-1], root)
+    here = list(_section(loc[:-1], root).model_fields)
     near = difflib.get_close_matches(wanted, here, n=1)
     if near:
-        return f"did you mean {'.'.join([*folder, near[0]])!r}?"
-    for section in ("", *_sections()):
-        names = list(_section([section] if section else []).model_fields)
-        near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.8)
+        return f"did you mean {f'{folder}.{near[0]}' if folder else near[0]!r}?"
+    for section, kind in {"": root, **_sections(root)}.items():
+        near = difflib.get_close_matches(wanted, list(kind.model_fields), n=1, cutoff=0.8)
         if near:
             return f"did you mean {f'{section}.{near[0]}' if section else near[0]!r}?"
-    return f"the keys {'of ' + '.'.join(folder) if folder else 'here'} are {', '.join(here)}."
+    return f"the keys {f'of {folder}' if folder else 'here'} are {', '.join(here)}."
 
 
-def _key(loc: Sequence[Any]) -> str:
+def _key(loc: Sequence[Any], root: type[BaseModel]) -> str:
     """A dotted key; alternatives of a union, which pydantic adds to a location, are left out."""
-    depth = 2 if loc and loc[0] in _sections() else 1
-    indices = [part for part in loc[depth:] if isinstance(part, int)]
-    return ".".join(str(part) for part in [*loc[:depth], *indices])
+    return ".".join(_walk(loc, root)[0])
 
 
-def _sections() -> dict[str, type[BaseModel]]:
-    found = {}
-    for name, field in ExperimentSpec.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found[name] = kind
-    return found
+def _section(loc: Sequence[Any], root: type[BaseModel]) -> type[BaseModel]:
+    """The section that a location lies in."""
+    return _walk(loc, root)[1]
 
 
-def _section(loc: Sequence[Any]) -> type[BaseModel]:
-    return _sections()[str(loc[0])] if loc else ExperimentSpec
+def _walk(loc: Sequence[Any], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
+    """The keys along a location, and the section that the last of them names or stands in."""
+    keys, section, entries = [], root, None
+    for position, part in enumerate(loc):
+        known = entries is not None or isinstance(part, int) or part in section.model_fields
+        if not known and (position < len(loc) - 1 or _is_alternative(part)):
+            continue
+        keys.append(str(part))
+        if entries is not None:
+            section, entries = entries, None
+        elif part in section.model_fields:
+            inner, entries = _holds(section.model_fields[part].annotation)
+            section = inner or section
+    return keys, section
+
+
+def _is_alternative(part: Any) -> bool:
+    """Whether a part of a location is pydantic's name for one alternative of a union, which no key looks like."""
+    return part in _ALTERNATIVES or any(sign in str(part) for sign in "[](")
+
+
+_ALTERNATIVES = frozenset("bool int float str path dict list none literal".split())
+
+
+def _holds(annotation: Any) -> tuple[type[BaseModel] | None, type[BaseModel] | None]:
+    """The section that a field of this type is, and the section that each entry of it is."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, None
+    if get_origin(annotation) is dict:
+        return None, _holds(get_args(annotation)[1])[0]
+    for kind in get_args(annotation):
+        found = _holds(kind)
+        if any(found):
+            return found
+    return None, None
+
+
+def _sections(root: type[BaseModel] = ExperimentSpec) -> dict[str, type[BaseModel]]:
+    """The sections of a specification by their key; of a mapping, its entries'."""
+    held = {name: _holds(field.annotation) for name, field in root.model_fields.items()}
+    return {name: section or entries for name, (section, entries) in held.items() if section or entries}  # pyright: ignore[reportReturnType]

@@ -153,7 +153,14 @@ def _is_id(item: Any) -> bool:
 def _is_ids(item: Any) -> bool:
     if hasattr(item, "tolist"):
         item = item.tolist()
+    if type(item) in (list, tuple) and _are_plain(item):
+        return True
     return isinstance(item, Sequence) and not isinstance(item, str | bytes) and all(_is_id(i) for i in item)
+
+
+def _are_plain(ids: Sequence[Any]) -> bool:
+    """Whether all are Python's own integers: the short way for what large batches are made of."""
+    return set(map(type, ids)) == {int}
 
 
 def encode_prompt(tokenizer: Any, prompt: PromptLike, *, chat: bool = False, d_vocab: int) -> EncodedPrompt:
@@ -315,6 +322,8 @@ def _nonempty(ids: tuple[int, ...], target: str) -> tuple[int, ...]:
 
 
 def _check_ids(ids: Sequence[int], d_vocab: int, error: type[Exception], what: str) -> tuple[int, ...]:
+    if _are_plain(ids) and min(ids) >= 0 and max(ids) < d_vocab:
+        return tuple(ids)
     bad = [i for i in ids if not 0 <= i < d_vocab]
     if bad:
         raise error(f"A {what} holds token id {bad[0]}, outside the model's vocabulary of 0 to {d_vocab - 1}.")

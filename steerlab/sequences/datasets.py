@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ def _from_library(path: str, split: str, hint: str = "", **options: Any) -> Sequ
         raise BackendMissingError(f"There is no data set {path!r}. {hint} Others need `pip install datasets`.")
     library = importlib.import_module("datasets")
     try:
-        with _offline_without_hub(library):
+        with nullcontext() if Path(path).exists() else _offline_without_hub(library):
             return library.load_dataset(path, split=split, **options)
     except Exception as error:
         raise DataError(f"The datasets library cannot load {path!r}, split {split!r}: {error}. {hint}") from error

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -86,6 +87,9 @@ def test_every_frame_is_plain_for_any_reader(done: tuple[Path, dict[str, object]
             inner = field.type.value_type if pa.types.is_list(field.type) else field.type
             plain = ("int64", "double", "bool", "string", "large_string", *["null"] * empty)
             assert str(inner) in plain, (path, field)
+        in_pandas, in_polars = pd.read_parquet(path), pl.read_parquet(path)
+        assert list(in_pandas.columns) == in_polars.columns
+        assert len(in_pandas) == len(in_polars)
 
 
 def test_another_look_at_held_out_items_is_recorded(

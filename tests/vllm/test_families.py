@@ -1,4 +1,4 @@
-"""The stream of each model family is found at load, and edits there do what they do in the reference engine.
+"""The stream and head of each model family are found at load, and edits do there what they do in the reference engine.
 
 Llama is in the other tests.
 """
@@ -62,8 +62,15 @@ def test_edits_and_readings_equal_the_reference(family, tmp_path, start):
     with start(path, layers="all") as engine:
         ours = [engine.generate(PROMPTS, plan=p, **greedy) for p in (None, plan)]
         mine = engine.capture(PROMPTS, layers=[0, 1, 2], plan=plan)
+        scored = [
+            engine.score([list(ids) for ids in rows.prompt_token_ids], [[row.token_ids] for row in rows], plan=p)
+            for rows, p in zip(ours, (None, plan), strict=True)
+        ]
+        assert [worker["head"] for worker in engine._running.workers] == ["float32"]
     for a, b in zip([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], strict=True):
         assert a.token_ids == b.token_ids
         assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=2e-3)
+    for a, b in zip([*ours[0], *ours[1]], [*scored[0], *scored[1]], strict=True):
+        assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=2e-4)
     for layer in range(3):
         torch.testing.assert_close(mine[layer], read[layer], atol=5e-3, rtol=1e-3)

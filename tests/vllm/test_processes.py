@@ -6,16 +6,19 @@ import sys
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 import steerlab as sl
 from steerlab.engines.vllm.processes import descendants, end
+from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 GREEDY = sl.SamplingPolicy.greedy()
+COLD = sl.SamplingPolicy(temperature=0.7, top_p=0.9)
 PROMPTS = ["Where did you put the keys?", "She opened the window, because the room was warm", "Two plus two"]
 
 
@@ -34,11 +37,24 @@ def measured(engine, plans):
     return rows, list(engine.receipts), read
 
 
+def scored(engine, plans):
+    """Log-probs, quantities that need the whole vocabulary, and log q of what is drawn."""
+    targets = [[" on the table", " four"], [" was quiet"], [" equals four", " seven", " and ten"]]
+    scores = engine.score(PROMPTS, targets, plan=plans)
+    measures = {"h": PolicyEntropy(COLD), "q": PolicyLogQ(COLD), "all": LogDistribution()}
+    found = engine.measure(PROMPTS, targets, measures, plan=plans)
+    drawn = engine.generate(PROMPTS, plan=plans, policy=COLD, max_new_tokens=8, seed=1)
+    again = engine.measure(PROMPTS, [[row.token_ids] for row in drawn], {"q": PolicyLogQ(COLD)}, plan=plans)
+    for row, measured in zip(drawn, again, strict=True):
+        assert row.token_log_qs == pytest.approx(measured["q"], abs=1e-5)
+    return scores, found
+
+
 @pytest.fixture(scope="module")
 def alone(start, tiny_path, plans):
     """What one rank says."""
     with start(tiny_path, layers=[1, 2]) as engine:
-        return measured(engine, plans)
+        return *measured(engine, plans), *scored(engine, plans)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # vLLM leaves a socket of a dead engine
@@ -48,6 +64,12 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
     with start(tiny_path, in_process=False, layers=[1, 2], tensor_parallel_size=2) as engine:
         mine = [process for process in descendants() if process not in before]
         rows, receipts, read = measured(engine, plans)
+        scores, found = scored(engine, plans)
+        for a, b in zip(scores.token_log_probs, alone[3].token_log_probs, strict=True):
+            assert a == pytest.approx(b, abs=1e-5)
+        for a, b in zip(found, alone[4], strict=True):
+            for name in a:
+                np.testing.assert_allclose(a[name], b[name], atol=2e-5)
         for a, b in zip(rows, alone[0], strict=True):
             assert a.token_ids == b.token_ids
             assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-5)

@@ -354,9 +354,9 @@ class Listening:
             "ran": np.array([[0, 3]] * len(header)),
             "edits": 0 * ones,
             "tally": np.array([[2.0, 0.5]] * len(header)),
-            "read": ones[:0],
+            **{name: ones[:0] for name in ("read", "at", "measured")},
             **{f"n_{name}": ones for name in ("ran", "edits", "tally")},
-            "n_read": 0 * ones,
+            **{f"n_{name}": 0 * ones for name in ("read", "at", "measured")},
         }
         return [pack({"rows": list(header), "problems": problems, "layers": [1], "tp": 0, "pp": 0}, arrays)]
 

@@ -190,6 +190,25 @@ def test_a_stream_that_changes_between_layers_is_refused():
         _check_handed_on(_Seen({0: (h, r), 1: (h, r)}, {1: [2 * r, h]}), [0, 1], "sum", "Made")
 
 
+@pytest.mark.vllm
+def test_a_layer_may_write_into_its_inputs():
+    """As fused norms do where nothing is compiled."""
+    from steerlab.engines.vllm.probe import _watched
+
+    class Greedy(nn.Module):
+        def forward(self, hidden, residual):
+            residual += hidden
+            hidden.mul_(0.5)
+            return hidden.sin(), residual
+
+    layers = nn.ModuleList([Greedy(), Greedy()])
+    h, r = torch.randn(2, 8, 4)
+    seen = _Seen()
+    with _watched(layers, list(layers), seen):
+        layers[1](*layers[0](h, r))
+    _check_handed_on(seen, [0, 1], "sum", "Made")
+
+
 def test_asking_for_the_engine_without_vllm_says_what_to_install():
     """In a process in which neither vLLM nor what comes with it can be imported."""
     code = (

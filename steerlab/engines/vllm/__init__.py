@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steerlab.engines.vllm.engine import VLLMEngine
     from steerlab.engines.vllm.repcontrol import RepControl
+    from steerlab.engines.vllm.sequence_prob import SequenceProb
 
-_NAMES = {"RepControl": "repcontrol", "VLLMEngine": "engine"}
+_NAMES = {"RepControl": "repcontrol", "SequenceProb": "sequence_prob", "VLLMEngine": "engine"}
 
-__all__ = ["RepControl", "VLLMEngine"]
+__all__ = ["RepControl", "SequenceProb", "VLLMEngine"]
 
 
 def __getattr__(name: str) -> Any:

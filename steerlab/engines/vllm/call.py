@@ -12,6 +12,9 @@ from steerlab.engines.vllm.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.requests import Outcome, Request
 
 _numbers = itertools.count()
+_PARTS = ("ran", "edits", "tally", "read", "at", "measured")
+_RANKS_APART = 1e-5
+"""By how much ranks may differ in what each computes from the same logits, in nats."""
 
 
 def carry_out(client: Client, requests: Sequence[Request], what: str) -> list[Outcome]:
@@ -101,7 +104,7 @@ class Settled:
     def __init__(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         self.header, self._arrays = header, arrays
         self._index = {row: index for index, row in enumerate(header["rows"])}
-        self._ends = {name: np.cumsum(arrays[f"n_{name}"]).tolist() for name in ("ran", "edits", "tally", "read")}
+        self._ends = {name: np.cumsum(arrays[f"n_{name}"]).tolist() for name in _PARTS}
 
     def of(self, name: str, row: str) -> np.ndarray:
         """A row's part of an array."""
@@ -129,15 +132,34 @@ class Settled:
         streams = self._arrays.get(f"streams.{row}")
         if streams is not None:
             outcome.streams |= dict(zip(self.header["layers"], streams, strict=True))
+        at = self.of("at", row).tolist()
+        if at:  # of pipeline stages only the last one measures
+            outcome.at, outcome.measured = at, self.of("measured", row).reshape(-1, len(at))
+            outcome.distribution = self._arrays.get(f"distribution.{row}")
+
+    def measured_like(self, other: "Settled", row: str) -> bool:
+        """Whether two ranks measured the same."""
+        if row not in self._index or row not in other._index:
+            return (row in self._index) == (row in other._index)
+        mine, theirs = self.of("measured", row), other.of("measured", row)
+        same_shape = mine.shape == theirs.shape
+        return same_shape and np.allclose(mine, theirs, rtol=_RANKS_APART, atol=_RANKS_APART, equal_nan=True)
 
 
 def _check_alike(first: Settled, others: Sequence[Settled], rows: Sequence[str]) -> None:
-    """Tensor-parallel ranks of one stage must have edited the same tokens."""
+    """Tensor-parallel ranks of one stage must have edited the same tokens, and measured the same."""
     for other in others:
-        differing = [] if other is first else [row for row in rows if other.counts(row) != first.counts(row)]
+        if other is first:
+            continue
+        differing = [row for row in rows if other.counts(row) != first.counts(row)]
         if differing:
             row = differing[0]
             raise ReceiptError(
                 f"Tensor-parallel ranks {first.header['tp']} and {other.header['tp']} edited different tokens of a "
                 f"request: {first.counts(row)} and {other.counts(row)}."
+            )
+        if not all(first.measured_like(other, row) for row in rows):
+            raise ReceiptError(
+                f"Tensor-parallel ranks {first.header['tp']} and {other.header['tp']} measured different values of the "
+                "same predictions. They hold different streams or logits; the scores cannot be trusted."
             )

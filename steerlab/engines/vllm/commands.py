@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from steerlab.engines.vllm.measured import gathered, gathered_distribution
 from steerlab.engines.vllm.packets import pack, unpack
 from steerlab.engines.vllm.steering_state import Account
 from steerlab.engines.vllm.wiring import ATTRIBUTE, Wired
@@ -28,6 +29,7 @@ def _describe(worker: Any, wired: Wired | str | None) -> dict[str, Any]:
         "rule": wired.probed.rule,
         "digest": wired.probed.digest,
         "runner": wired.runner,
+        "head": None if wired.state.measuring is None else wired.state.measuring.head.route,
         **_ranks(),
     }
 
@@ -59,7 +61,8 @@ def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray
     streams = _streams(accounts) if ranks["tp"] == 0 else {}
     about = {"problems": {row: account.problem for row, account in accounts.items() if account.problem}}
     return pack(
-        {"rows": list(accounts), **about, "layers": wired.state.layers, **ranks}, _counted(wired, accounts) | streams
+        {"rows": list(accounts), **about, "layers": wired.state.layers, **ranks},
+        _counted(wired, accounts) | streams | (_distributions(accounts) if ranks["tp"] == 0 else {}),
     )
 
 
@@ -67,11 +70,14 @@ def _counted(wired: Wired, accounts: dict[str, Account]) -> dict[str, np.ndarray
     """Accounts as arrays: entries of all rows one after the other, and how many each row has."""
     tallies = wired.state.tallies(accounts.values())
     read = [[p for positions, _ in account.read for p in positions] for account in accounts.values()]
+    measured = [gathered(account) for account in accounts.values()]
     parts = {
         "ran": [np.array(account.ran, dtype=np.int64).reshape(-1, 2) for account in accounts.values()],
         "edits": [edits for edits, _ in tallies],
         "tally": [values.astype(np.float64) for _, values in tallies],
         "read": [np.array(positions, dtype=np.int64) for positions in read],
+        "at": [at for at, _ in measured],
+        "measured": [values.ravel() for _, values in measured],
     }
     sizes = {f"n_{name}": np.array([len(part) for part in rows], dtype=np.int64) for name, rows in parts.items()}
     return {name: np.concatenate(rows) for name, rows in parts.items() if rows} | sizes
@@ -86,4 +92,21 @@ def _streams(accounts: dict[str, Account]) -> dict[str, np.ndarray]:
     }
 
 
-_COMMANDS: dict[str, Callable[..., bytes]] = {"hold": _hold, "drop": _drop, "settle": _settle}
+def _distributions(accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+    """Log-distributions by row: float32 [positions, d_vocab]."""
+    found = {row: gathered_distribution(account) for row, account in accounts.items() if account.measured}
+    return {f"distribution.{row}": values for row, values in found.items() if values is not None}
+
+
+def _memory(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
+    """Bytes of tensors on this worker's GPU: now, at most since the last such question, and reserved to score."""
+    measuring = wired.state.measuring
+    reserved = 0 if measuring is None else measuring.buffers.n_bytes
+    if worker.device.type != "cuda":
+        return pack({"now": 0, "peak": 0, "reserved": reserved})
+    now, peak = torch.cuda.memory_allocated(worker.device), torch.cuda.max_memory_allocated(worker.device)
+    torch.cuda.reset_peak_memory_stats(worker.device)
+    return pack({"now": now, "peak": peak, "reserved": reserved})
+
+
+_COMMANDS: dict[str, Callable[..., bytes]] = {"hold": _hold, "drop": _drop, "settle": _settle, "memory": _memory}

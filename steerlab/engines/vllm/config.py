@@ -26,6 +26,7 @@ class SteeringConfig:
         max_directions: directions that one request may have at one layer.
         max_runs: runs of consecutive positions that one edit may act on.
         capture_tokens: positions that one forward pass may read; 0 wires no reading.
+        score_bytes: working memory for scoring, reserved on each device; 0 wires no scoring.
         op_version: the operator's version.
     """
 
@@ -33,11 +34,12 @@ class SteeringConfig:
     max_directions: int = 4
     max_runs: int = 8
     capture_tokens: int = 2048
+    score_bytes: int = 1 << 29
     op_version: int = OP_VERSION
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(sorted(self.layers)))
-        for name, least in (("max_directions", 1), ("max_runs", 1), ("capture_tokens", 0)):
+        for name, least in (("max_directions", 1), ("max_runs", 1), ("capture_tokens", 0), ("score_bytes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name} is an integer ≥ {least}, got {value!r}.")

@@ -6,14 +6,13 @@ from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import ContextLengthError, PromptError, SteerlabError, TargetError
+from steerlab.core.pairing import encode_pairs
 from steerlab.core.text import (
     Boundary,
     EncodedPair,
     EncodedPrompt,
-    TargetLike,
     as_prompts,
     as_targets,
-    encode_pair,
     encode_prompt,
     is_single_prompt,
 )
@@ -67,7 +66,13 @@ class Encoder:
         return EncodedPrompt(tuple(ids), None)
 
     def pairs(
-        self, prompts: Any, targets: Sequence[Any], boundary: Boundary, score_eos: bool, chat: bool
+        self,
+        prompts: Any,
+        targets: Sequence[Any],
+        boundary: Boundary,
+        score_eos: bool,
+        chat: bool,
+        variants: Sequence[str] = ("",),
     ) -> list[tuple[int, int, EncodedPrompt, EncodedPair]]:
         """(prompt index, target index, prompt, ids) of every pair, in order.
 
@@ -76,25 +81,21 @@ class Encoder:
         """
         encoded = [raise_error(prompt) for prompt in self.prompts(prompts, chat, 0)]
         rows = as_targets(targets, len(encoded), is_single_prompt(prompts))
-        pairs = [
-            (i, j, prompt, self._pair(prompt, target, boundary, score_eos))
-            for i, (prompt, row) in enumerate(zip(encoded, rows, strict=True))
-            for j, target in enumerate(row)
-        ]
-        for i, j, _, pair in pairs:
-            length = len(pair.context_ids) + len(pair.target_ids)
-            self.check_length(length + 1, f"Prompt {i}, its target {j} and the token that vLLM adds")
-        return pairs
-
-    def _pair(self, prompt: EncodedPrompt, target: TargetLike, boundary: Boundary, eos: bool) -> EncodedPair:
-        if self.tokenizer is None and isinstance(target, str):
+        if self.tokenizer is None and any(isinstance(target, str) for row in rows for target in row):
             raise TargetError("This engine has no tokenizer (skip_tokenizer_init=True); pass token ids.")
-        pair = encode_pair(self.tokenizer, prompt, target, boundary=boundary, d_vocab=self.info.d_vocab)
-        if not eos:
-            return pair
-        if self.tokenizer is None or self.tokenizer.eos_token_id is None:
-            raise TargetError("score_eos=True needs an EOS token, and this tokenizer has none.")
-        return EncodedPair(pair.context_ids, (*pair.target_ids, self.tokenizer.eos_token_id), pair.boundary)
+        pairs = encode_pairs(
+            self.tokenizer,
+            encoded,
+            rows,
+            d_vocab=self.info.d_vocab,
+            boundary=boundary,
+            variants=variants,
+            score_eos=score_eos,
+        )
+        for i, j, pair in pairs:
+            # the last target token is not run, and the token that vLLM adds takes its place
+            self.check_length(len(pair.context_ids) + len(pair.target_ids), f"Prompt {i} and its target {j}")
+        return [(i, j, encoded[i], pair) for i, j, pair in pairs]
 
     def check_length(self, length: int, what: str) -> None:
         """Nothing, if so many tokens fit the context.

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.results import Activations, Generations, Scores, check_pool
+from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.shipped import reference_text
 from steerlab.core.text import Boundary, PromptLike, encode_prompt
@@ -27,8 +29,9 @@ from steerlab.engines.vllm.isolation import check_isolation
 from steerlab.engines.vllm.planning import Planner, Ready
 from steerlab.engines.vllm.requests import Outcome, Request
 from steerlab.engines.vllm.sampling import check_policy
-from steerlab.engines.vllm.scoring import score_of, score_requests
+from steerlab.engines.vllm.scoring import Measures, Pair, check_measures, measured_of, score_requests, shared
 from steerlab.engines.vllm.versions import require_vllm
+from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
 from steerlab.steering.assign import PlanArgument
 from steerlab.steering.receipts import Receipt, warn_if_idle
@@ -59,6 +62,8 @@ class VLLMEngine:
         max_directions: edits that one plan may have at one layer.
         max_runs: separate runs of positions that one edit may act on.
         capture_tokens: positions that one forward pass may read; 0 switches `capture` and doses off.
+        score_bytes: working memory for scoring that each device reserves, whatever the length of a prompt; 0 switches
+            `score`, `measure` and the log q of sampled tokens off.
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: groups of GPUs that share the layers.
         dtype: of weights and activations; vLLM's choice by default.
@@ -84,6 +89,7 @@ class VLLMEngine:
         max_directions: int = 4,
         max_runs: int = 8,
         capture_tokens: int = 2048,
+        score_bytes: int = 1 << 29,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         dtype: Any = None,
@@ -100,7 +106,7 @@ class VLLMEngine:
         found = resolve(model, revision=revision)
         hf_config = read_config(found.path)
         wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
-        self.config = SteeringConfig(tuple(wired), max_directions, max_runs, capture_tokens)
+        self.config = SteeringConfig(tuple(wired), max_directions, max_runs, capture_tokens, score_bytes)
         self.tokenizer: Any = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
         self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", REFERENCE_WINDOW))
         self._eos_ids = eos_token_ids(self.tokenizer, hf_config, found.path)
@@ -172,8 +178,9 @@ class VLLMEngine:
             cache_salt: keeps this call's part of the prefix cache apart from other calls'.
 
         Returns:
-            Completions in order of prompt, then sample. `token_log_qs` is exact for greedy decoding and for plain
-            sampling at temperature 1; under other policies it is NaN, see `sampling.token_log_qs`.
+            Completions in order of prompt, then sample. `token_log_qs` is exact under every policy: it is taken from
+            the distribution that vLLM drew the token from. That is the policy's own but where logits are equal (as
+            half-precision ones often are), all of which vLLM's top_k keeps.
 
         Raises:
             PolicyError: for a policy that vLLM does not sample from exactly.
@@ -192,6 +199,7 @@ class VLLMEngine:
             eos_ids=self._eos_ids,
             log_probs=log_probs,
             cache_salt=cache_salt,
+            measures_q=bool(self.config.score_bytes),
         )
         made = call.requests(encoded, planner.plans(plan, len(encoded)), planner)
         self._note_errors(made, on_error)
@@ -216,6 +224,7 @@ class VLLMEngine:
         *,
         plan: PlanArgument = None,
         boundary: Boundary = "joint",
+        variants: Sequence[str] = ("",),
         score_eos: bool = False,
         chat: bool = False,
     ) -> Scores:
@@ -228,20 +237,68 @@ class VLLMEngine:
             targets: one list of strings (or lists of ids) per prompt.
             plan: a plan, None, or a list with one per prompt.
             boundary: `joint` encodes prompt and target together, `separate` each alone.
+            variants: prefixes; each makes a separate string of every target, e.g. ("", " ") scores "Paris" and
+                " Paris". Scores are in order of prompt, target, variant.
             score_eos: score the tokenizer's EOS after each target too.
             chat: take strings as user turns of a chat.
 
         Raises:
-            TargetError: for an empty target, or one that gives no token.
+            TargetError: for an empty target, one that gives no token, or a variant of a target given as ids.
             ContextLengthError: if a prompt and its target exceed the context; nothing is cut.
         """
         encoder, planner = self._tools()
-        pairs = encoder.pairs(prompts, targets, boundary, score_eos, chat)
+        pairs = encoder.pairs(prompts, targets, boundary, score_eos, chat, variants)
+        found = [values[TokenLogProb()].tolist() for values in self._measured(pairs, plan, planner, [TokenLogProb()])]
+        return Scores(tuple(Score.of_pair(i, j, p, x) for (i, j, _, p), x in zip(pairs, found, strict=True)))
+
+    def measure(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        targets: Sequence[Any],
+        measures: Measures,
+        *,
+        plan: PlanArgument = None,
+        boundary: Boundary = "joint",
+        chat: bool = False,
+    ) -> list[dict[str, np.ndarray]]:
+        """Quantities of every target token's prediction, teacher-forced as in `score`.
+
+        Args:
+            prompts: as in `score`.
+            targets: as in `score`.
+            measures: named quantities of `steerlab.measures.quantities`: TokenLogProb, PolicyEntropy, PolicyLogQ and
+                LogDistribution. A repetition penalty and other functions need the TransformerLens engine.
+            plan: as in `score`.
+            boundary: as in `score`.
+            chat: as in `score`.
+
+        Returns:
+            Per (prompt, target), in order: name → float64 array [target tokens], in nats; of a LogDistribution float32
+            [target tokens, d_vocab], which takes 4·d_vocab bytes a token on this host.
+
+        Raises:
+            InputError: for a function that cannot be sent to vLLM's workers.
+            ReceiptError: if a prediction was not measured.
+        """
+        quantities = check_measures(measures)
+        encoder, planner = self._tools()
+        pairs = encoder.pairs(prompts, targets, boundary, False, chat)
+        found = self._measured(pairs, plan, planner, list(quantities.values()))
+        return [{name: _wide(quantity, values[quantity]) for name, quantity in quantities.items()} for values in found]
+
+    def _measured(
+        self, pairs: Sequence[Pair], plan: PlanArgument, planner: Planner, measures: Sequence[Quantity]
+    ) -> list[dict[Quantity, np.ndarray]]:
+        """What is measured of every pair's target tokens."""
+        if not self.config.score_bytes:
+            raise InputError("This engine was started with score_bytes=0, so it cannot score.")
         plans = planner.plans(plan, 1 + max(i for i, _, _, _ in pairs))
-        requests = score_requests(pairs, plans, planner, self.tokenizer)
-        outcomes = carry_out(self._running, requests, "score")
-        self._keep(requests, outcomes, [len(request.token_ids) - 1 for request in requests])
-        return Scores(tuple(score_of(pair, outcome) for pair, outcome in zip(pairs, outcomes, strict=True)))
+        requests = score_requests(pairs, plans, planner, self.tokenizer, measures)
+        submitted, places = shared(requests)
+        outcomes = carry_out(self._running, submitted, "score")
+        lengths = [len(request.token_ids) for request in requests]
+        self._keep(requests, [outcomes[place.rest] for place in places], lengths)
+        return [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
 
     def capture(
         self,
@@ -344,3 +401,8 @@ class VLLMEngine:
         if self._client is None:
             raise InputError("This engine is closed; start a new one.")
         return self._client
+
+
+def _wide(quantity: Quantity, values: np.ndarray) -> np.ndarray:
+    """As `measure` returns it: one value per token in float64, whole distributions as they are."""
+    return values if isinstance(quantity, LogDistribution) else values.astype(np.float64)

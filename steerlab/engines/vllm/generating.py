@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerlab.core.endings import before_stop, decode
-from steerlab.core.errors import InputError, SteerlabError
+from steerlab.core.errors import InputError, ReceiptError, SteerlabError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, row_key
 from steerlab.core.text import EncodedPrompt
 from steerlab.engines.vllm.planning import Planner, Ready
 from steerlab.engines.vllm.requests import Outcome, Request
-from steerlab.engines.vllm.sampling import policy_arguments, request_seed, token_log_qs
+from steerlab.engines.vllm.sampling import must_measure_q, policy_arguments, request_seed, token_log_qs
 from steerlab.engines.vllm.specs import Runs
 from steerlab.engines.vllm.targeting import Row
 from steerlab.steering.content import PromptContent
@@ -32,6 +32,7 @@ class GenerationCall:
         eos_ids: ids that end a row.
         log_probs: whether log-probs are wanted.
         cache_salt: the caller's own salt for the prefix cache.
+        measures_q: whether the workers measure log q of sampled tokens where that takes the whole distribution.
     """
 
     tokenizer: Any
@@ -43,6 +44,7 @@ class GenerationCall:
     eos_ids: frozenset[int]
     log_probs: bool
     cache_salt: str | None
+    measures_q: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 0), ("n", 1)):
@@ -88,10 +90,15 @@ class GenerationCall:
                 assigned=assigned,
                 compiled=compiled,
                 groups=groups,
+                draw=self._asks_for_q,
                 cache_salt=self.cache_salt,
             )
             for sample in range(self.n)
         ]
+
+    @property
+    def _asks_for_q(self) -> bool:
+        return self.measures_q and self.log_probs and must_measure_q(self.policy)
 
     def _arguments(self, index: int, sample: int) -> dict[str, Any]:
         return {
@@ -124,8 +131,26 @@ class GenerationCall:
             prompt_index=request.prompt_index,
             sample_index=request.row_index % self.n,
             token_log_probs=log_probs,
-            token_log_qs=token_log_qs(self.policy, log_probs),
+            token_log_qs=token_log_qs(self.policy, log_probs, self._measured(request, outcome, len(ids))),
         )
+
+    def _measured(self, request: Request, outcome: Outcome, count: int) -> list[float] | None:
+        """Log q of a row's tokens: token k is drawn after position prompt length − 1 + k.
+
+        Raises:
+            ReceiptError: if one was not measured.
+        """
+        if not self._asks_for_q:
+            return None
+        found = dict(zip(outcome.at, outcome.measured[0].tolist(), strict=True)) if outcome.at else {}
+        first = len(request.token_ids) - 1
+        missing = [k for k in range(count) if first + k not in found]
+        if missing:
+            raise ReceiptError(
+                f"Row {request.row_index}: log q was measured of {count - len(missing)} of {count} sampled tokens; "
+                f"the first one missing is token {missing[0]}. Pass log_probs=False to go without."
+            )
+        return [found[first + k] for k in range(count)]
 
     def _log_probs(self, result: Any, ids: Sequence[int]) -> list[float]:
         if not self.log_probs:

@@ -138,7 +138,8 @@ def _watched(model: nn.Module, layers: Sequence[nn.Module | None], seen: _Seen) 
     try:
         for index, layer in enumerate(layers):
             if layer is not None:
-                handles.append(layer.register_forward_hook(_recorder(seen, index), with_kwargs=True))
+                handles.append(layer.register_forward_pre_hook(_input_recorder(seen, index), with_kwargs=True))
+                handles.append(layer.register_forward_hook(_output_recorder(seen, index)))
         inside = {id(part) for layer in layers if layer is not None for part in layer.modules()}
         for module in model.modules():
             if isinstance(module, AttentionLayerBase):
@@ -159,10 +160,18 @@ def _made_up(_: nn.Module, __: Any, output: Any) -> Any:
     return ramp.view(output.shape).to(output.dtype)
 
 
-def _recorder(seen: _Seen, index: int) -> Any:
-    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _input_recorder(seen: _Seen, index: int) -> Any:
+    """Before the layer runs: its own fused norms may write into its inputs."""
+
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [*args, *kwargs.values()]
         seen.inputs[index] = [value.clone() for value in given if isinstance(value, Tensor)]
+
+    return record
+
+
+def _output_recorder(seen: _Seen, index: int) -> Any:
+    def record(_: nn.Module, __: Any, output: Any) -> None:
         seen.outputs[index] = _copied(output)
 
     return record

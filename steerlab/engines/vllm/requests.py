@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
-from steerlab.engines.vllm.specs import RequestSpec, Runs
+from steerlab.engines.vllm.specs import RequestSpec, Runs, ScoreSpec
 from steerlab.steering.assign import AssignedPlan
 
 
@@ -22,6 +24,8 @@ class Request:
         compiled: the plan in the operator's terms; None without edits.
         groups: the positions of each group of its edits.
         read: positions whose activations are wanted.
+        score: predictions that are measured.
+        draw: whether log q of every sampled token is wanted.
         cache_salt: the caller's own salt for the prefix cache.
     """
 
@@ -33,18 +37,21 @@ class Request:
     compiled: CompiledPlan | None = None
     groups: tuple[Runs, ...] = ()
     read: Runs = ()
+    score: ScoreSpec | None = None
+    draw: bool = False
     cache_salt: str | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is edited or read."""
-        return self.compiled is not None or bool(self.read)
+        """Whether anything is edited, read or measured."""
+        return self.compiled is not None or bool(self.read) or self.score is not None or self.draw
 
     def spec(self, row: str) -> RequestSpec | None:
         """What the workers are told; None if there is nothing to do."""
         if not self.has_work:
             return None
-        return RequestSpec(row, None if self.compiled is None else self.compiled.fingerprint, self.groups, self.read)
+        plan = None if self.compiled is None else self.compiled.fingerprint
+        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw)
 
     def prompt(self) -> dict[str, Any]:
         """As vLLM takes a prompt."""
@@ -62,6 +69,9 @@ class Outcome:
         tally: per edit of the plan, tokens edited and summed ‖Δx‖/‖x‖.
         read: positions that were read, in order.
         streams: per layer, their activations, float32 [positions, d_model].
+        at: which predictions were measured, in order: tokens of its `score`, or for log q the positions.
+        measured: per quantity with one value a prediction, those values, float32 [quantities, predictions].
+        distribution: log-distributions of these predictions, float32 [predictions, d_vocab], if asked for.
     """
 
     output: Any
@@ -69,3 +79,6 @@ class Outcome:
     tally: dict[int, tuple[float, float]] = field(default_factory=dict)
     read: list[int] = field(default_factory=list)
     streams: dict[int, Any] = field(default_factory=dict)
+    at: list[int] = field(default_factory=list)
+    measured: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    distribution: np.ndarray | None = None

@@ -2,14 +2,18 @@
 
 Wraps three methods of the runner's model state, on the instance: `add_request` and `remove_request`, which name the
 slot a request has for as long as it runs, and `prepare_inputs`, called before every pass that is not a graph capture.
-Everything it needs is on the host already, also with async scheduling: without speculative decoding the host's count
-of computed tokens is exact.
+Wraps `compute_prompt_logprobs` of its prompt-logprobs worker, which the last pipeline stage calls after every pass with
+its hidden states, and `sample` of its sampler, which returns the logits that it drew from (as it does for requests with
+seeds of their own, which all of ours have). Everything it needs is on the host already, also with async scheduling:
+without speculative decoding the host's count of computed tokens is exact.
 """
 
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from steerlab.engines.vllm.measuring import Measuring
 from steerlab.engines.vllm.specs import RequestSpec
 from steerlab.engines.vllm.steering_state import SteeringState
 
@@ -43,3 +47,30 @@ def connect(runner: Any, state: SteeringState) -> None:
     model_state.add_request = add_request
     model_state.remove_request = remove_request
     model_state.prepare_inputs = prepare_inputs
+    if state.measuring is not None:
+        _measure(runner, state.measuring)
+
+
+def _measure(runner: Any, measuring: Measuring) -> None:
+    prompt_log_probs, sampler = runner.prompt_logprobs_worker, runner.sampler
+    compute, sample = prompt_log_probs.compute_prompt_logprobs, sampler.sample
+
+    def compute_prompt_logprobs(logits_fn: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        measuring.score(hidden_states)
+        return compute(logits_fn, hidden_states, *args, **kwargs)
+
+    def sample_and_measure(
+        logits: Tensor,
+        expanded_idx_mapping: Any,
+        idx_mapping: Any,
+        idx_mapping_np: np.ndarray,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        tokens, drawn_from = sample(logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, *args, **kwargs)
+        if measuring.is_drawing:
+            measuring.draw(idx_mapping_np, drawn_from, tokens)
+        return tokens, drawn_from
+
+    prompt_log_probs.compute_prompt_logprobs = compute_prompt_logprobs
+    sampler.sample = sample_and_measure

@@ -47,15 +47,25 @@ def request_seed(key: tuple[int, ...]) -> int:
     return int(state[0] >> np.uint64(1))
 
 
-def token_log_qs(policy: SamplingPolicy, token_log_probs: Sequence[float]) -> list[float]:
-    """Log q of sampled tokens where vLLM's raw log-probs determine it, else NaN.
+def must_measure_q(policy: SamplingPolicy) -> bool:
+    """Whether log q of a sampled token needs the whole distribution at its step."""
+    return not policy.is_greedy and policy != SamplingPolicy()
 
-    A greedy draw has log q 0; without temperature, filters and penalty q is the model's p. Any other policy's q needs
-    the whole distribution at the step, which vLLM does not return.
+
+def token_log_qs(
+    policy: SamplingPolicy, token_log_probs: Sequence[float], measured: Sequence[float] | None = None
+) -> list[float]:
+    """Log q of sampled tokens: by the policy's nature, or as the workers measured it, else NaN.
+
+    A greedy draw has log q 0; without temperature, filters and penalty q is the model's p.
+
+    Args:
+        policy: the sampling policy.
+        token_log_probs: the model's log p of each token.
+        measured: log q of each token where the policy needs it; None if nobody measured.
     """
     if policy.is_greedy:
         return [0.0] * len(token_log_probs)
-    untouched = (1.0, 1.0, 0, 0.0, 1.0)
-    if (policy.temperature, policy.top_p, policy.top_k, policy.min_p, policy.repetition_penalty) == untouched:
+    if not must_measure_q(policy):
         return list(token_log_probs)
-    return [float("nan")] * len(token_log_probs)
+    return [float("nan")] * len(token_log_probs) if measured is None else list(measured)

@@ -1,4 +1,4 @@
-"""What a request carries to the workers: which plan, at which absolute positions, and what to read.
+"""What a request carries to the workers: which plan, at which absolute positions, and what to read and measure.
 
 It travels in `SamplingParams.extra_args`, as plain lists, numbers and strings. Positions are absolute, so that they
 mean the same in a chunked prefill, after a preemption, and past a prefix found in the cache.
@@ -10,31 +10,84 @@ from typing import Any
 
 import numpy as np
 
+from steerlab.core.errors import InputError, PolicyError
 from steerlab.engines.vllm.config import KEY
+from steerlab.measures.quantities import Quantity, from_json
 
 Runs = tuple[tuple[int, int], ...]
 """Positions as half-open intervals, in order and apart from each other."""
 
 
 @dataclass(frozen=True)
+class ScoreSpec:
+    """Predictions of a request that are measured, one after the other.
+
+    Attributes:
+        start: the first position whose prediction is wanted.
+        tokens: the token that each prediction is about. The last one need not be submitted: it drives nothing.
+        measures: what is measured of each.
+        n_first: how many of the tokens are about the first position; the others are about one position each, in turn.
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    measures: tuple[Quantity, ...]
+    n_first: int = 1
+
+    def position(self, index: int) -> int:
+        """The position whose prediction token `index` is about."""
+        return self.start + max(0, index - self.n_first + 1)
+
+    def between(self, start: int, stop: int) -> range:
+        """Which of the tokens are about positions start ≤ p < stop."""
+        first = 0 if start <= self.start else start - self.start + self.n_first - 1
+        last = 0 if stop <= self.start else stop - self.start + self.n_first - 1
+        return range(min(first, len(self.tokens)), min(last, len(self.tokens)))
+
+    def to_json(self) -> dict[str, Any]:
+        """As a request carries it."""
+        numbers = {"start": self.start, "tokens": _packed(self.tokens), "n_first": self.n_first}
+        return {**numbers, "measures": [m.to_json() for m in self.measures]}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "ScoreSpec":
+        """What `to_json` wrote."""
+        tokens, measures = _unpacked(body["tokens"]), tuple(map(from_json, body["measures"]))
+        return cls(body["start"], tokens, measures, body["n_first"])
+
+
+@dataclass(frozen=True)
 class RequestSpec:
-    """One request's steering and reading.
+    """One request's steering, reading and measuring.
 
     Attributes:
         row: names the request within its engine, for receipts and activations.
         plan: fingerprint of the compiled plan, whose vectors the workers hold; None if nothing is edited.
         groups: per group of edits that act at the same positions, those positions.
         read: positions whose activations are wanted.
+        score: predictions that are measured.
+        draw: whether log q of every sampled token is wanted.
     """
 
     row: str
     plan: str | None
     groups: tuple[Runs, ...] = ()
     read: Runs = ()
+    score: ScoreSpec | None = None
+    draw: bool = False
 
     def to_args(self) -> dict[str, Any]:
         """As `extra_args`."""
-        body = {"row": self.row, "plan": self.plan, "groups": [_flat(g) for g in self.groups], "read": _flat(self.read)}
+        body: dict[str, Any] = {
+            "row": self.row,
+            "plan": self.plan,
+            "groups": [_flat(g) for g in self.groups],
+            "read": _flat(self.read),
+        }
+        if self.score is not None:
+            body["score"] = self.score.to_json()
+        if self.draw:
+            body["draw"] = True
         return {KEY: body}
 
     @classmethod
@@ -44,12 +97,21 @@ class RequestSpec:
         if not args or KEY not in args:
             return None
         body = args[KEY]
-        return cls(body["row"], body["plan"], tuple(map(_paired, body["groups"])), _paired(body["read"]))
+        return cls(
+            body["row"],
+            body["plan"],
+            tuple(map(_paired, body["groups"])),
+            _paired(body["read"]),
+            ScoreSpec.from_json(body["score"]) if "score" in body else None,
+            "draw" in body,
+        )
 
     @staticmethod
     def is_one(body: Any) -> bool:
         """Whether it is what `to_args` writes."""
-        if not isinstance(body, Mapping) or body.keys() != {"row", "plan", "groups", "read"}:
+        if not isinstance(body, Mapping) or body.keys() - {"score", "draw"} != {"row", "plan", "groups", "read"}:
+            return False
+        if not _can_be_measured(body):
             return False
         return (
             isinstance(body["row"], str)
@@ -60,6 +122,8 @@ class RequestSpec:
 
     def key_between(self, start: int, stop: int) -> str | None:
         """Names the edits at positions start ≤ p < stop; None if there are none."""
+        if not self.groups:
+            return None
         inside = [clip(runs, start, stop) for runs in self.groups]
         return f"{self.plan}:{inside}" if any(inside) else None
 
@@ -111,6 +175,26 @@ def _flat(runs: Runs) -> list[int]:
 def _are_bounds(bounds: Any) -> bool:
     is_list = isinstance(bounds, list | tuple) and len(bounds) % 2 == 0
     return is_list and all(type(bound) is int for bound in bounds)
+
+
+def _packed(tokens: Sequence[int]) -> str:
+    """Ids as one string: vLLM looks at every element of a list on its way."""
+    return np.array(tokens, dtype="<i4").tobytes().hex()
+
+
+def _unpacked(packed: str) -> tuple[int, ...]:
+    return tuple(np.frombuffer(bytes.fromhex(packed), dtype="<i4").tolist())
+
+
+def _can_be_measured(body: Mapping[str, Any]) -> bool:
+    """Whether what is to be measured, if anything, can be read."""
+    try:
+        score = ScoreSpec.from_json(body["score"]) if "score" in body else None
+    except (InputError, PolicyError, KeyError, TypeError, ValueError):
+        return False
+    if body.get("draw", True) is not True:
+        return False
+    return score is None or (type(score.start) is int and type(score.n_first) is int)
 
 
 def _paired(bounds: Sequence[int]) -> Runs:

@@ -6,7 +6,9 @@ from typing import Any
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.engines.vllm import runner_v1, runner_v2
 from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.head import find_head
 from steerlab.engines.vllm.layers import attach, find_layers
+from steerlab.engines.vllm.measuring import Buffers, Measuring
 from steerlab.engines.vllm.patches import cpu_generators
 from steerlab.engines.vllm.probe import Probed, probe
 from steerlab.engines.vllm.steering_state import SteeringState
@@ -51,13 +53,14 @@ def _wire(worker: Any, config: SteeringConfig) -> Wired:
     probed = probe(worker, found)
     here = [layer for layer in config.layers if found[layer] is not None]
     tables = _tables(worker, config, len(here))
+    measuring = _measuring(worker, config)
     if hasattr(runner, "model_memory_usage"):  # what vLLM leaves free when it sizes the cache
-        runner.model_memory_usage += tables.n_bytes
+        runner.model_memory_usage += tables.n_bytes + (0 if measuring is None else measuring.buffers.n_bytes)
     for index, layer in enumerate(here):
         module = found[layer]
         assert module is not None
         attach(module, tables.of_layer(index), probed.rule)
-    state = SteeringState(config, tables, here)
+    state = SteeringState(config, tables, here, measuring)
     is_v2 = hasattr(runner, "model_state")
     (runner_v2 if is_v2 else runner_v1).connect(runner, state)
     if not is_v2 and worker.device.type == "cpu":
@@ -77,6 +80,20 @@ def _tables(worker: Any, config: SteeringConfig, n_layers: int) -> Tables:
         dtype=vllm_config.model_config.dtype,
         device=worker.device,
     )
+
+
+def _measuring(worker: Any, config: SteeringConfig) -> Measuring | None:
+    """What scores; only the last pipeline stage has the LM head."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    if not config.score_bytes or not get_pp_group().is_last_rank:
+        return None
+    model_config, scheduler = worker.vllm_config.model_config, worker.vllm_config.scheduler_config
+    d_model = int(model_config.hf_text_config.hidden_size)
+    head = find_head(worker.model_runner.get_model(), d_model, model_config.dtype, worker.device)
+    buffers = Buffers.make(head, config.score_bytes, scheduler.max_num_batched_tokens, worker.device)
+    is_first = get_tp_group().rank_in_group == 0
+    return Measuring(head, buffers, scheduler.max_num_seqs, keeps_distributions=is_first)
 
 
 def check_features(vllm_config: Any) -> None:

@@ -18,7 +18,7 @@ _NAME = "generate_block_hash_extra_keys"
 _SOURCE = "vllm.v1.core.kv_cache_utils"
 _IMPORTERS = ("vllm.v1.core.block_pool", "vllm.v1.simple_kv_offload.manager")
 _MARK = "_steerlab_installed"
-_PARSED = "_steerlab_spec"
+_PARSED, _EDITING = "_steerlab_spec", "_steerlab_editing"
 
 
 def install() -> None:
@@ -30,10 +30,11 @@ def install() -> None:
 
     @functools.wraps(original)
     def with_steering(request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int) -> Any:
-        keys, next_mm = original(request, start_token_idx, end_token_idx, start_mm_idx)
+        found = original(request, start_token_idx, end_token_idx, start_mm_idx)
         ours = block_key(request, start_token_idx, end_token_idx)
         if ours is None:
-            return keys, next_mm
+            return found
+        keys, next_mm = found
         return (*(keys or ()), ("steerlab", ours)), next_mm
 
     setattr(with_steering, _MARK, True)
@@ -48,10 +49,19 @@ def block_key(request: Any, start: int, stop: int) -> str | None:
 
     Each block names the edits inside it only: its predecessors are part of its identity already.
     """
+    kept = request.__dict__
+    if _EDITING not in kept:  # a long prompt has a great many blocks, and most requests edit none of them
+        spec = spec_of(request)
+        kept[_EDITING] = spec if spec is not None and spec.groups else None
+    editing = kept[_EDITING]
+    return None if editing is None else editing.key_between(start, stop)
+
+
+def spec_of(request: Any) -> RequestSpec | None:
+    """What a scheduler's request carries under our name; None if that is nothing, or not ours."""
     params = request.sampling_params
     if params is None or not params.extra_args or KEY not in params.extra_args:
         return None
     if _PARSED not in request.__dict__:
         request.__dict__[_PARSED] = RequestSpec.of(params) if RequestSpec.is_one(params.extra_args[KEY]) else None
-    spec = request.__dict__[_PARSED]
-    return None if spec is None else spec.key_between(start, stop)
+    return request.__dict__[_PARSED]

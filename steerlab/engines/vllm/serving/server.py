@@ -40,7 +40,7 @@ def serve(options: ServeOptions) -> None:
     config = None
     if options.layers is not None:
         wired = resolve_layers(options.layers, int(hf_config.get_text_config().num_hidden_layers))
-        config = SteeringConfig(tuple(wired), options.max_directions, options.max_runs, capture_tokens=0)
+        config = SteeringConfig(tuple(wired), options.max_directions, options.max_runs, capture_tokens=0, score_bytes=0)
     register()
     import uvloop
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup

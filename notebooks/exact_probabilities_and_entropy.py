@@ -1,0 +1,205 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exact probabilities and entropy
+#
+# What did an intervention do to the model's predictions? This notebook measures it without sampling anything: the
+# probability of given texts, token by token, and the entropy and divergence of whole next-token distributions, with and
+# without a plan, on the same text.
+
+# %%
+import math
+
+import numpy as np
+import torch
+
+import steerlab as sl
+from steerlab.core.shipped import neutral_text, shipped_vectors
+from steerlab.experiment.entropies import entropy_summary
+from steerlab.experiment.plots import (
+    describe_token_differences,
+    plot_entropy,
+    plot_token_differences,
+    token_frame,
+)
+
+exp = sl.Experiment("exact", model="smollm2-135m", seed=0, root=None, dtype="float32", device="cpu")
+engine = exp.engine
+
+# %% [markdown]
+# ## The probability of a text after a prompt
+#
+# A score is the sum of log p over **all** tokens of the target, under the full softmax. Nothing is read from a list of
+# likely tokens, so an improbable target has a score as good as a probable one's.
+
+# %%
+scores = engine.score(["The capital of France is"], [[" Paris", " Rome", " a purple bicycle"]])
+print(scores.to_frame()[["target_index", "log_prob", "num_tokens", "mean_log_prob", "perplexity"]].round(3).to_string())
+for score in scores:
+    assert math.isclose(score.log_prob, sum(score.token_log_probs), abs_tol=1e-4)
+assert scores[0].log_prob > scores[1].log_prob > scores[2].log_prob
+
+# %% [markdown]
+# Sums compare texts; means per token hide that a longer text has more to predict. And the chain rule holds exactly:
+# scoring " Paris." at once, or " Paris" first and "." after it, gives one number.
+
+# %%
+whole = engine.score(["The capital of France is"], [[" Paris."]])[0].log_prob
+parts = scores[0].log_prob + engine.score(["The capital of France is Paris"], [["."]])[0].log_prob
+print(f"{whole:.5f} at once, {parts:.5f} in two steps")
+assert math.isclose(whole, parts, abs_tol=1e-3)
+
+# %% [markdown]
+# ### Two strings, two probabilities
+#
+# "Paris" and " Paris" are different strings. Which one to ask for is a decision, so `variants` scores both and reports
+# both, rather than whichever happens to be found.
+
+# %%
+frame = engine.score(["The capital of France is"], [["Paris"]], variants=("", " ")).to_frame()
+print(frame[["variant", "log_prob", "boundary"]].round(3).to_string())
+assert frame.log_prob[1] > frame.log_prob[0] + 5
+
+# %% [markdown]
+# After "is" the model expects a space. Without it the same word is many nats less probable: an evaluation that forgets
+# the space measures typography.
+#
+# ### Where the prompt ends
+#
+# Tokenizers join characters across the cut. "Fra" + "nce" is one token for this model, which no sum over "its own" tokens
+# of the target can describe. `joint`, the default, encodes both together, scores from the last token boundary they
+# share, and says `merged`. `separate` encodes each alone, as after a chat template.
+
+# %%
+for boundary in ("joint", "separate"):
+    row = engine.score(["The capital of Fra"], [["nce"]], boundary=boundary)[0]
+    print(f"{boundary:9} log p {row.log_prob:.3f}, {row.boundary}, tokens {list(row.token_ids)}")
+merged = engine.score(["The capital of Fra"], [["nce"]])[0]
+assert merged.boundary == "merged" and math.isfinite(merged.log_prob)
+
+# %% [markdown]
+# The two numbers answer different questions: how probable is " France" after "The capital of", and how probable is the
+# token "nce" after a text that a tokenizer would not have cut there. Merged rows compare with rows merged at the same
+# place only, which is why they carry the mark.
+#
+# ## Perplexity
+#
+# Over a whole text, exp of the mean negative log-probability of all tokens but the first. The plan is the shipped
+# sentiment vector, and neutral prose is what it should leave alone.
+
+# %%
+vector = sl.SteeringVector.load(shipped_vectors() / "sentiment" / "sentiment.safetensors")
+plan = sl.Plan(sl.add(vector, dose=0.2))
+texts = neutral_text().split("\n\n")[:4]
+for name, arm in (("unsteered", None), ("steered", plan)):
+    found = sl.perplexity(engine, texts[0], plan=arm)
+    print(f"{name}: {found.perplexity:.2f} over {found.num_tokens} tokens, {found.bits_per_byte:.3f} bits per byte")
+    assert math.isclose(found.perplexity, math.exp(found.nll / found.num_tokens), rel_tol=1e-6)
+
+# %% [markdown]
+# A perplexity ratio is one number for many tokens. It says that the plan costs something. It does not say what, and two
+# interventions with one ratio can do very different things. So we look closer.
+#
+# ## Entropy and divergence on the same text
+#
+# Both arms read the same four paragraphs; at every position we have two distributions over the vocabulary. `raw_…` is
+# the model's own distribution, `base` and `steered` are what is left of it under a sampling policy (temperature 0.7,
+# top-p 0.9), all in nats. KL(steered ‖ base) is how far apart they are.
+
+# %%
+policy = sl.SamplingPolicy(temperature=0.7, top_p=0.9)
+rows = exp.entropy(plan, texts, policy=policy)
+summary = entropy_summary(rows).set_index("quantity")
+print(summary.round(3).to_string())
+assert (rows.kl > -1e-6).all()
+assert summary.loc["kl", "low"] > 0
+
+# %% [markdown]
+# Read `raw_change` and `kl` together. On average the entropy hardly changes, and the interval (whole texts resampled)
+# tells how well that is known: with four texts, roughly. The divergence, though, is clearly above 0 everywhere. So the
+# plan does **not** make the model more or less certain; it makes it expect *other words* with the same certainty.
+# Whoever looks at entropy alone would call this plan inert.
+#
+# `policy_kl` is infinite on average, and that is no accident. The steered nucleus holds tokens that the unsteered one has
+# cut off, and a distribution that can draw what another never draws is infinitely far from it. The share of such
+# positions and the overlap of the nuclei are the finite way to say it:
+
+# %%
+share = summary.loc["policy_kl_infinite", "mean"]
+kept = summary.loc["kept", "mean"]
+print(f"{share:.0%} of positions have new tokens in the nucleus; of the old ones, {kept:.0%} are kept on average")
+assert abs(summary.loc["raw_change", "mean"]) < summary.loc["kl", "mean"]
+assert np.isinf(summary.loc["policy_kl", "mean"]) and 0 < share < 1 and 0 < kept < 1
+
+# %% [markdown]
+# Position by position, averaged over the texts. Towards the right fewer texts reach that far, so the lines get rougher.
+
+# %%
+_ = plot_entropy(rows, base="raw_base", steered="raw_steered")
+
+# %% [markdown]
+# The two lines follow each other: what is hard to predict is so in both arms. The divergence below them has no trend, as
+# the plan edits every position of a text.
+#
+# ## Which words?
+#
+# Divergence says *how much*; token-level differences say *what*. We score one text in both arms and subtract.
+
+# %%
+prompt = "We stayed three nights."
+text = " The room was lovely and the staff were helpful, but the breakfast was awful and the shower was broken."
+base, steered = (engine.score([prompt], [[text]], plan=arm)[0] for arm in (None, plan))
+tokens = token_frame(base, steered, engine.tokenizer)
+_ = plot_token_differences(tokens)
+print(describe_token_differences(tokens))
+
+# %%
+change = tokens.assign(word=tokens.token.str.strip()).set_index("word").difference
+print(change[["lovely", "helpful", "awful", "broken"]].round(2).to_string())
+assert change[["lovely", "helpful"]].mean() > 0 > change[["awful", "broken"]].mean()
+
+# %% [markdown]
+# On average the favourable words became likelier and the unfavourable ones less likely, while most function words hardly
+# moved. That is the shape that a sentiment vector should have, and one sentence is an illustration of it, no test.
+#
+# ## Does a random direction do the same?
+#
+# Ask before believing any of it. A random direction of the same length, at the same layer:
+
+# %%
+noise = torch.randn(vector.d_model, generator=torch.Generator().manual_seed(0))
+random_plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(noise, layer=14), dose=0.2))
+noise_rows = exp.entropy(random_plan, texts, policy=policy)
+noise_summary = entropy_summary(noise_rows).set_index("quantity")
+both = summary[["mean"]].join(noise_summary[["mean"]], lsuffix=" sentiment", rsuffix=" random")
+print(both.loc[["raw_change", "kl", "kept"]].round(3).to_string())
+assert noise_summary.loc["kl", "low"] > 0
+
+# %% [markdown]
+# A direction that means nothing moves the distributions too, and the divergence alone does not tell the two apart in
+# kind. KL measures the size of an intervention, not its meaning; for the meaning one needs targets, and nulls beside
+# them (*An honest null*). One random direction is an example; a statement about the vector's KL would need twenty.
+
+# %%
+exp.close()
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Measure the entropy at doses 0.1 and 0.4. Does KL grow linearly with the dose, or faster?
+# 2. Replace the policy by `sl.SamplingPolicy()` (temperature 1, no cut). Why is `policy_kl` finite now, and what does it
+#    equal?
+# 3. Score the hotel text under `plan.scaled(-1)`. Do the same words move, the other way?
+# 4. Find the text among the ten shipped paragraphs on which the plan changes the entropy most, with
+#    `steerlab.experiment.entropies.entropy_by_text`. Would you have expected it?

@@ -1,0 +1,43 @@
+"""What passes measured of one request, put together: each prediction once, the later value where one was run again."""
+
+import numpy as np
+
+from steerlab.engines.vllm.measuring import DRAWN, Part
+from steerlab.engines.vllm.steering_state import Account
+from steerlab.measures.quantities import LogDistribution
+
+
+def gathered(account: Account) -> tuple[np.ndarray, np.ndarray]:
+    """Values of a request's predictions.
+
+    Returns:
+        Which predictions were measured, in order, and per quantity with one value a prediction its values, in the
+        order in which the request names them; float32 [quantities, predictions].
+    """
+    score = account.spec.score
+    names = (DRAWN,) if score is None else tuple(m for m in score.measures if not isinstance(m, LogDistribution))
+    if not account.measured:
+        return np.zeros(0, dtype=np.int64), np.zeros((len(names), 0), dtype=np.float32)
+    at, last = _last_of_each(account.measured)
+    values = [np.concatenate([part.values(name) for part in account.measured])[last] for name in names]
+    return at, np.stack(values).astype(np.float32) if values else np.zeros((0, len(at)), dtype=np.float32)
+
+
+def gathered_distribution(account: Account) -> np.ndarray | None:
+    """Log-distributions of a request's predictions, float32 [predictions, d_vocab]; None if none were asked for."""
+    if account.spec.score is None or LogDistribution() not in account.spec.score.measures:
+        return None
+    _, last = _last_of_each(account.measured)
+    for part in account.measured:
+        _ = part.found.host  # waits for the device, which writes the distributions before
+    return np.concatenate([part.found.distributions[part.row].numpy() for part in account.measured])[last]
+
+
+def _last_of_each(parts: list[Part]) -> tuple[np.ndarray, np.ndarray]:
+    """Every prediction once, in order, and where its last value is among those of all parts."""
+    if len(parts) == 1:
+        order = np.arange(parts[0].count)
+        return order + parts[0].first, order
+    every = np.concatenate([np.arange(part.first, part.first + part.count) for part in parts])
+    at, from_end = np.unique(every[::-1], return_index=True)
+    return at, len(every) - 1 - from_end

@@ -1,0 +1,49 @@
+"""Wraps `KVCacheManager.get_computed_blocks` in `vllm.v1.core.kv_cache_manager`.
+
+A position that is read from the prefix cache is not run, so what it predicts cannot be scored. Here the hit of a
+request that is scored ends before its first scored position: the manager looks for a hit as if the prompt ended there,
+whatever kinds of cache groups the model has. All other requests are looked up as before.
+"""
+
+import functools
+from typing import Any
+
+from steerlab.engines.vllm.patches.block_keys import spec_of
+
+_MARK = "_steerlab_installed"
+
+
+def install() -> None:
+    """Patches the class; a second call changes nothing."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    original = KVCacheManager.get_computed_blocks
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def get_computed_blocks(self: Any, request: Any) -> Any:
+        limit = longest_hit(request)
+        return original(self, request if limit is None else _Shorter(request, limit))  # pyright: ignore[reportArgumentType]
+
+    setattr(get_computed_blocks, _MARK, True)
+    KVCacheManager.get_computed_blocks = get_computed_blocks
+
+
+def longest_hit(request: Any) -> int | None:
+    """How many tokens of a request may come from the cache; None if vLLM's own limit holds."""
+    spec = spec_of(request)
+    if spec is None or spec.score is None or spec.score.start + 1 >= request.num_tokens:
+        return None
+    return spec.score.start
+
+
+class _Shorter:
+    """A request whose last token, which the manager always leaves to be run, is its first scored one."""
+
+    def __init__(self, request: Any, limit: int) -> None:
+        self._request = request
+        self.num_tokens = limit + 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)

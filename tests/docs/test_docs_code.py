@@ -1,0 +1,71 @@
+"""The documentation's Python: every block is valid, and the blocks of the quick pages run in order."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import steerlab as sl
+from tests.docs.pages import ROOT, all_pages, blocks
+
+# Pages whose blocks run here, on the small model. The others are tutorials or need vLLM, and their parts are tested
+# where the parts are.
+RUN = [
+    "README.md",
+    "docs/index.md",
+    "docs/dose.md",
+    "docs/positions.md",
+    "docs/steering.md",
+    "docs/nulls.md",
+    "docs/policies.md",
+    "docs/extraction.md",
+    "docs/generation.md",
+    "docs/how-to/model.md",
+    "docs/how-to/vectors.md",
+    "docs/how-to/data.md",
+    "docs/how-to/method.md",
+    "docs/how-to/operator.md",
+    "docs/how-to/metric.md",
+]
+PAGES = all_pages()
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_is_valid_python(page: Path) -> None:
+    for block in blocks(page):
+        ast.parse(block.source, filename=name(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_block_left_out_says_why(page: Path) -> None:
+    assert [block.line for block in blocks(page) if block.not_run is not None and len(block.not_run) < 8] == []
+
+
+@pytest.fixture
+def loaded_once(lens_engine: sl.LensEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that load the small model as it is share one engine: loading it takes longer than all they do with it."""
+    load = sl.load
+    shared = {lens_engine.info.name, "smollm2-135m"}
+
+    def load_once(model, *args, **options):
+        plain = isinstance(model, str | Path) and str(model) in shared and not args
+        return lens_engine if plain and options in ({}, {"dtype": "float32"}) else load(model, *args, **options)
+
+    monkeypatch.setattr(sl, "load", load_once)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("loaded_once")
+@pytest.mark.parametrize("page", RUN)
+def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vectors").symlink_to(ROOT / "vectors")
+    found = [block for block in blocks(ROOT / page) if block.not_run is None]
+    assert found, f"{page} has no block that runs"
+    names: dict = {"__name__": "__main__"}
+    for block in found:
+        exec(compile(block.source, page, "exec"), names)

@@ -1,0 +1,109 @@
+"""Quantised weights scored as they run: nothing is dequantised for the purpose."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import steerlab as sl
+from steerlab.core.shipped import reference_text
+from tests.quantised_models import GROUP, build_w4a16, build_w8a8, pack_int4, pack_int8
+from tests.vllm.conftest import started
+
+CONTEXT, STRIDE = 128, 64
+
+
+@pytest.fixture(scope="module")
+def w8a8(tmp_path_factory):
+    return build_w8a8(tmp_path_factory.mktemp("w8a8"))
+
+
+def reference_nll(path, ids, *, int8_activations=False, dtype=torch.float32, device="cpu"):
+    """Mean nll of a text in windows, by Hugging Face's own model and this loop."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
+    if int8_activations:
+        for name, layer in model.named_modules():
+            if name.endswith("proj"):
+                layer.register_forward_pre_hook(lambda _, args: (_as_int8(args[0]), *args[1:]))
+    total, scored, stop = 0.0, 1, min(CONTEXT, len(ids))
+    while True:
+        start = max(0, stop - CONTEXT)
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[start:stop]], device=device)).logits[0].double().log_softmax(-1)
+        total -= sum(logits[k - 1 - start, ids[k]].item() for k in range(scored, stop))
+        if stop == len(ids):
+            return total / (len(ids) - 1)
+        scored, stop = stop, min(stop + STRIDE, len(ids))
+
+
+def _as_int8(values):
+    """What is left of activations after int8 with a scale per token."""
+    scale = values.abs().amax(dim=-1, keepdim=True) / 127
+    return (values / scale).round().clamp(-128, 127) * scale
+
+
+# --- packing ------------------------------------------------------------------------------------------------------
+
+
+def test_int4_codes_are_packed_as_the_library_unpacks_them():
+    helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    tensors, dequantised = pack_int4(weight)
+    codes = helpers.unpack_from_int32(tensors["weight_packed"], 4, torch.Size(tensors["weight_shape"].tolist()))
+    scales = tensors["weight_scale"].float().repeat_interleave(GROUP, dim=1)
+    assert torch.equal(codes.float() * scales, dequantised)
+    assert (dequantised - weight).abs().max() <= scales.max() / 2 * 1.01
+
+
+def test_int8_codes_stand_for_the_weights():
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    tensors, dequantised = pack_int8(weight)
+    assert tensors["weight"].dtype == torch.int8
+    assert torch.equal(tensors["weight"].float() * tensors["weight_scale"], dequantised)
+    assert ((dequantised - weight).abs() <= tensors["weight_scale"] / 2 * 1.01).all()
+
+
+# --- on vLLM ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_w8a8_on_the_cpu(w8a8, tmp_path):
+    quantised, twin = w8a8
+    ids = AutoTokenizer.from_pretrained(twin)(reference_text())["input_ids"][:400]
+    with started(quantised, layers=[1]) as engine:
+        found = sl.perplexity(engine, ids, context_length=CONTEXT, stride=STRIDE)
+        vector = sl.SteeringVector.from_tensor(torch.ones(128), layer=1)
+        steered = sl.perplexity(
+            engine, ids, context_length=CONTEXT, stride=STRIDE, plan=sl.Plan(sl.add(vector, coef=2.0))
+        )
+        with sl.load(twin, device="cpu") as plain:
+            moved = sl.divergence(engine, plain, ids[:200], context_length=CONTEXT, stride=STRIDE)
+        folder = tmp_path / "distributions"
+        kept = sl.perplexity(engine, ids[:200], context_length=CONTEXT, stride=STRIDE, distributions=folder)
+        info = engine.info
+    assert 0 < moved.mean_kl < 0.05  # what quantisation costs
+    assert moved.nll_a == pytest.approx(kept.token_nlls, abs=1e-4)
+    assert sum(len(shard.positions) for shard in sl.read_distributions(folder)) == 199
+    assert info.weight_processing == "compressed-tensors int-quantized"
+    assert found.num_tokens == 399
+    # the same weights, and activations rounded as the kernel rounds them
+    assert found.nll == pytest.approx(reference_nll(twin, ids, int8_activations=True), abs=2e-3)
+    # the same weights alone: what rounding the activations costs
+    assert found.perplexity == pytest.approx(math.exp(reference_nll(twin, ids)), rel=0.03)
+    assert abs(steered.nll - found.nll) > 0.01
+
+
+@pytest.mark.gpu
+@pytest.mark.vllm
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels for int4 weights need a GPU")
+def test_w4a16_on_a_gpu(tmp_path):
+    quantised, twin = build_w4a16(tmp_path)
+    ids = AutoTokenizer.from_pretrained(twin)(reference_text())["input_ids"][:400]
+    with started(quantised, layers=[1], dtype="float16", gpu_memory_utilization=0.2) as engine:
+        found = sl.perplexity(engine, ids, context_length=CONTEXT, stride=STRIDE)
+        info = engine.info
+    assert info.weight_processing == "compressed-tensors pack-quantized"
+    wanted = reference_nll(twin, ids, dtype=torch.float16, device="cuda")
+    assert found.perplexity == pytest.approx(math.exp(wanted), rel=0.01)
