@@ -19,6 +19,7 @@
 # winner once on items that the selection has not seen.
 
 # %%
+# %matplotlib inline
 import pandas as pd
 
 import steerlab as sl
@@ -43,13 +44,13 @@ assert not set(dev.groups) & set(held_out.groups)
 
 # %%
 exp = sl.Experiment("choosing", model="smollm2-135m", seed=0, root=None, dtype="float32", device="cpu")
-vectors = exp.extract(pairs, layers=[6, 10, 14, 18, 22])
+vectors = exp.extract(pairs, layers=[6, 10, 14, 18, 22, 26])
 texts = neutral_text().split("\n\n")[:2]
 
 # %% [markdown]
 # ## Select, within a limit
 #
-# Five layers and three doses are fifteen tries. The gain is the mean change of the log-prob margin on the development
+# Six layers and three doses are eighteen tries. The gain is the mean change of the log-prob margin on the development
 # items. The limit is on the perplexity of neutral text: at most 1.25 times the unsteered model's. We measure it on two
 # paragraphs to be quick; a limit that matters deserves all ten, which is what `texts=None` takes.
 
@@ -86,11 +87,17 @@ _ = plot_layer_dose(best.table, value="gain", label="gain in margin (nats)")
 by_layer = best.table[best.table.dose == 0.2].set_index("layer").gain
 print(by_layer.round(2).to_string())
 assert by_layer.idxmax() == best.layer
+assert by_layer[18] > by_layer[14] > by_layer[10] > by_layer[6]
 
 # %% [markdown]
-# The middle layers carry the direction; early and late ones do less at the same dose. The chosen cell has neighbours that
-# work nearly as well. Note what the map does not say: the difference between two neighbouring cells rests on twelve
-# prompts in four groups, and would need many more before one could call one layer better than the other.
+# At one dose the gain grows with depth over most of the model. It is tempting to read "sentiment lives in the late
+# layers" out of that, and it would be wrong: the metric is the log-prob of the *very next word*, and the closer an edit
+# is to the output, the more directly it writes on that word's logit. Early layers have to move the word through twenty
+# more blocks. If whole texts are to change, search with a metric of whole texts (see exercise 3). A selection answers
+# the question that its metric asks.
+#
+# The map does not say either that one of two neighbouring cells is better: the difference between them rests on twelve
+# prompts in four groups.
 #
 # ## What each dose buys
 #
@@ -107,11 +114,11 @@ assert per_cost.iloc[-1] < per_cost.iloc[1]
 
 # %% [markdown]
 # The curve bends. The first step is cheap; the last one buys less per unit of cost than the first did, because perplexity
-# grows faster than the dose while the margin grows more slowly.
+# grows faster than the dose and the margin does not.
 #
 # ## Confirm, once
 #
-# The gain above is the best of fifteen, so some of it is luck. `confirm` measures the winner on the held-out items, with
+# The gain above is the best of eighteen, so some of it is luck. `confirm` measures the winner on the held-out items, with
 # an interval clustered by group, and ranks the gain among random directions of the same length. Nineteen is the least
 # number that can reach a rank of 0.05. It refuses items that the selection has seen:
 
@@ -160,6 +167,7 @@ exp.close()
 #
 # 1. Constrain `anti_steerable` to 0.1 and `entropy_change` to 0.1 nats as well. Does the winner change?
 # 2. Search `doses=[-0.4, -0.2, -0.1, 0.1, 0.2, 0.4]`. The gain is signed: what does a negative one say?
-# 3. Select with `metric="choice_prob"`. Which of the two metrics saturates first, and why?
+# 3. Make targets of whole clauses (" a pleasure from beginning to end", " a waste of everybody's time") and select on
+#    those. Does the best layer move?
 # 4. Search a vector that cannot work: `sl.SteeringVector.from_tensor` of random numbers at five layers. How large is the
-#    gain of the best of fifteen, and what is left of it in `confirm`?
+#    gain of the best of all tries, and what is left of it in `confirm`?

@@ -19,9 +19,11 @@
 # without a plan, on the same text.
 
 # %%
+# %matplotlib inline
 import math
 
 import numpy as np
+import pandas as pd
 import torch
 
 import steerlab as sl
@@ -105,10 +107,13 @@ texts = neutral_text().split("\n\n")[:4]
 for name, arm in (("unsteered", None), ("steered", plan)):
     found = sl.perplexity(engine, texts[0], plan=arm)
     print(f"{name}: {found.perplexity:.2f} over {found.num_tokens} tokens, {found.bits_per_byte:.3f} bits per byte")
-    assert math.isclose(found.perplexity, math.exp(found.nll / found.num_tokens), rel_tol=1e-6)
+    first, *rest = engine.tokenizer(texts[0])["input_ids"]
+    score = engine.score([[first]], [[rest]], plan=arm)[0]
+    assert score.num_tokens == found.num_tokens
+    assert math.isclose(found.perplexity, math.exp(-score.log_prob / score.num_tokens), rel_tol=1e-4)
 
 # %% [markdown]
-# A perplexity ratio is one number for many tokens. It says that the plan costs something. It does not say what, and two
+# The assert ties it to the scores above: it is the score of the text after its own first token, per token. A perplexity ratio is one number for many tokens. It says that the plan costs something. It does not say what, and two
 # interventions with one ratio can do very different things. So we look closer.
 #
 # ## Entropy and divergence on the same text
@@ -126,10 +131,10 @@ assert (rows.kl > -1e-6).all()
 assert summary.loc["kl", "low"] > 0
 
 # %% [markdown]
-# Read `raw_change` and `kl` together. On average the entropy hardly changes, and the interval (whole texts resampled)
-# tells how well that is known: with four texts, roughly. The divergence, though, is clearly above 0 everywhere. So the
-# plan does **not** make the model more or less certain; it makes it expect *other words* with the same certainty.
-# Whoever looks at entropy alone would call this plan inert.
+# Read `raw_change` and `kl` together. The mean entropy changes by a few hundredths of a nat out of three. Its interval
+# (whole texts resampled; with four texts only a rough one) may well exclude 0, but the change is small beside the
+# divergence. So the plan does **not** make the model much more or less certain; it makes it expect *other words* with
+# nearly the same certainty. Whoever looked at entropy alone would call this plan almost inert.
 #
 # `policy_kl` is infinite on average, and that is no accident. The steered nucleus holds tokens that the unsteered one has
 # cut off, and a distribution that can draw what another never draws is infinitely far from it. The share of such
@@ -149,8 +154,8 @@ assert np.isinf(summary.loc["policy_kl", "mean"]) and 0 < share < 1 and 0 < kept
 _ = plot_entropy(rows, base="raw_base", steered="raw_steered")
 
 # %% [markdown]
-# The two lines follow each other: what is hard to predict is so in both arms. The divergence below them has no trend, as
-# the plan edits every position of a text.
+# The two lines follow each other: what is hard to predict is so in both arms. The divergence below them is
+# there along the whole text and not only at its start, as the plan edits every position.
 #
 # ## Which words?
 #
@@ -158,7 +163,7 @@ _ = plot_entropy(rows, base="raw_base", steered="raw_steered")
 
 # %%
 prompt = "We stayed three nights."
-text = " The room was lovely and the staff were helpful, but the breakfast was awful and the shower was broken."
+text = " The room was lovely and the view was wonderful, but the breakfast was awful and the shower was broken."
 base, steered = (engine.score([prompt], [[text]], plan=arm)[0] for arm in (None, plan))
 tokens = token_frame(base, steered, engine.tokenizer)
 _ = plot_token_differences(tokens)
@@ -166,12 +171,14 @@ print(describe_token_differences(tokens))
 
 # %%
 change = tokens.assign(word=tokens.token.str.strip()).set_index("word").difference
-print(change[["lovely", "helpful", "awful", "broken"]].round(2).to_string())
-assert change[["lovely", "helpful"]].mean() > 0 > change[["awful", "broken"]].mean()
+print(change[["lovely", "wonderful", "awful", "broken"]].round(2).to_string())
+assert change[["lovely", "wonderful"]].min() > change[["awful", "broken"]].max() + 1
 
 # %% [markdown]
-# On average the favourable words became likelier and the unfavourable ones less likely, while most function words hardly
-# moved. That is the shape that a sentiment vector should have, and one sentence is an illustration of it, no test.
+# Blue tokens became likelier, orange and underlined ones less likely. The unfavourable words lost several nats; the
+# favourable ones gained a little, or lost far less. Gains are small because the unsteered model expects praise in such a
+# sentence anyway, and log p has a ceiling where it has no floor. Most function words hardly moved. That is the shape that a
+# sentiment vector should have. One sentence is an illustration of it, no test.
 #
 # ## Does a random direction do the same?
 #
@@ -182,7 +189,7 @@ noise = torch.randn(vector.d_model, generator=torch.Generator().manual_seed(0))
 random_plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(noise, layer=14), dose=0.2))
 noise_rows = exp.entropy(random_plan, texts, policy=policy)
 noise_summary = entropy_summary(noise_rows).set_index("quantity")
-both = summary[["mean"]].join(noise_summary[["mean"]], lsuffix=" sentiment", rsuffix=" random")
+both = pd.DataFrame({"sentiment": summary["mean"], "random": noise_summary["mean"]})
 print(both.loc[["raw_change", "kl", "kept"]].round(3).to_string())
 assert noise_summary.loc["kl", "low"] > 0
 

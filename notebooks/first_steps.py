@@ -18,6 +18,7 @@
 # own, and measure an effect beside its nulls. Everything runs on a CPU in about a minute.
 
 # %%
+# %matplotlib inline
 import json
 from pathlib import Path
 

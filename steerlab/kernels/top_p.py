@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_BLOCK, _WAYS, _WARPS = 1024, 8, 8
+_BLOCK, _WAYS, _WARPS = 1024, 4, 8
 
 
 @triton.jit

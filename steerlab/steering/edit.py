@@ -81,7 +81,7 @@ class Edit:
     def no_formula_because(self) -> str | None:
         """Why `formula` cannot say what the edit does; None if it can."""
         if not self.operator.has_formula:
-            return f"{self.operator} is not along one direction"
+            return f"{self.operator} cannot be written as it"
         named = (("norm='keep'", self.norm), ("a schedule", self.schedule), ("a condition", self.when))
         return next((f"{self.operator} has {name}" for name, value in named if value is not None), None)
 

@@ -269,7 +269,7 @@ def test_a_rotation_needs_a_plane():
 
 
 def test_a_rotation_has_no_shared_formula_and_says_so():
-    with pytest.raises(PlanError, match=r"rotate\(1 rad\) is not along one direction"):
+    with pytest.raises(PlanError, match=r"rotate\(1 rad\) cannot be written as it"):
         sl.rotate(E0, E1, angle=1.0).formula()
 
 
