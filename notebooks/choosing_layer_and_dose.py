@@ -15,16 +15,17 @@
 # # Choosing layer and dose
 #
 # Which layer, and how much? Trying many and showing the best is how steering results come out too good. This notebook
-# keeps two things apart: *selecting* on development items, within limits on what the plan may cost, and *confirming* the
-# winner once on items that the selection has not seen.
+# keeps two things apart: *selecting* on development items, within limits on what the plan may cost, and *confirming*
+# the winner once on items that the selection has not seen.
 
 # %%
 # %matplotlib inline
+import matplotlib.pyplot as plt
 import pandas as pd
 
 import steerlab as sl
 from steerlab.core.shipped import neutral_text, shipped_vectors
-from steerlab.experiment.plots import describe_cost_frontier, plot_cost_frontier, plot_layer_dose
+from steerlab.experiment.plots import describe_cost_frontier, plot_cost_frontier, plot_layer_dose, style
 
 folder = shipped_vectors() / "sentiment"
 pairs = sl.ContrastPairs.from_jsonl(folder / "pairs.jsonl", group="group", split="train")
@@ -39,8 +40,8 @@ assert not set(dev.groups) & set(held_out.groups)
 # markets and boats, and tested on prompts about museums and clinics. If prompts about one subject stood on both sides,
 # the test would reward a plan for having been fitted to that subject.
 #
-# With `root=None` the experiment stays in memory. Give it a folder, and every try is kept there, so that a killed search
-# goes on where it stopped.
+# With `root=None` the experiment stays in memory. Give it a folder, and every try is kept there, so that a killed
+# search goes on where it stopped.
 
 # %%
 exp = sl.Experiment("choosing", model="smollm2-135m", seed=0, root=None, dtype="float32", device="cpu")
@@ -71,7 +72,8 @@ assert chosen.gain == best.table[best.table.satisfied].gain.max()
 # %%
 unlimited = best.table.loc[best.table.gain.idxmax()]
 print(unlimited[["layer", "dose", "gain", "ppl_ratio"]].to_string())
-assert unlimited.gain > chosen.gain and unlimited.ppl_ratio > 1.25
+assert unlimited.gain > chosen.gain
+assert unlimited.ppl_ratio > 1.25
 
 # %% [markdown]
 # The largest gain of all comes from the largest dose, at a multiple of the perplexity. That is the rule rather than the
@@ -79,8 +81,8 @@ assert unlimited.gain > chosen.gain and unlimited.ppl_ratio > 1.25
 #
 # ## Where, and how strongly
 #
-# The heat map shows the whole search. It is also a check on the choice: a good cell among good neighbours is a finding, a
-# good cell alone is probably noise.
+# The heat map shows the whole search. It is also a check on the choice: a good cell among good neighbours is a finding,
+# a good cell alone is probably noise.
 
 # %%
 _ = plot_layer_dose(best.table, value="gain", label="gain in margin (nats)")
@@ -106,21 +108,24 @@ assert by_layer[18] > by_layer[14] > by_layer[10] > by_layer[6]
 # %%
 unsteered = pd.DataFrame([{"dose": 0.0, "gain": 0.0, "ppl_ratio": 1.0}])
 frontier = pd.concat([unsteered, best.table[best.table.layer == best.layer]])[["dose", "gain", "ppl_ratio"]]
-_ = plot_cost_frontier(frontier, value="gain", bound=1.25)
+with style():
+    ax = plt.subplots(figsize=(4.8, 3.0))[1]
+_ = plot_cost_frontier(frontier, ax, value="gain", bound=1.25)
 print(describe_cost_frontier(frontier, value="gain", bound=1.25))
 per_cost = frontier.gain.diff() / frontier.ppl_ratio.diff()
-assert frontier.gain.is_monotonic_increasing and frontier.ppl_ratio.is_monotonic_increasing
+assert frontier.gain.is_monotonic_increasing
+assert frontier.ppl_ratio.is_monotonic_increasing
 assert per_cost.iloc[-1] < per_cost.iloc[1]
 
 # %% [markdown]
-# The curve bends. The first step is cheap; the last one buys less per unit of cost than the first did, because perplexity
-# grows faster than the dose and the margin does not.
+# The curve bends. The first step is cheap; the last one buys less per unit of cost than the first did, because
+# perplexity grows faster than the dose and the margin does not.
 #
 # ## Confirm, once
 #
-# The gain above is the best of eighteen, so some of it is luck. `confirm` measures the winner on the held-out items, with
-# an interval clustered by group, and ranks the gain among random directions of the same length. Nineteen is the least
-# number that can reach a rank of 0.05. It refuses items that the selection has seen:
+# The gain above is the best of eighteen, so some of it is luck. `confirm` measures the winner on the held-out items,
+# with an interval clustered by group, and ranks the gain among random directions of the same length. Nineteen is the
+# least number that can reach a rank of 0.05. It refuses items that the selection has seen:
 
 # %%
 try:
@@ -130,11 +135,15 @@ except sl.DataError as error:
 else:
     raise AssertionError("development items must be refused")
 
+# %% [markdown]
+# So, on the items that are left for it:
+
 # %%
 confirmed = exp.confirm(best, on=held_out, controls=sl.Controls(random=19))
 print(confirmed)
 assert confirmed.look == 1
-assert confirmed.low > 0 and confirmed.null_ranks["random"] <= 0.05
+assert confirmed.low > 0
+assert confirmed.null_ranks["random"] <= 0.05
 
 # %% [markdown]
 # The gain holds on new subjects: the interval lies above 0, and no random direction does as much. Compare the two gains
@@ -143,15 +152,16 @@ assert confirmed.low > 0 and confirmed.null_ranks["random"] <= 0.05
 #
 # ## A second look is no longer clean
 #
-# Suppose somebody finds the limit too strict, and selects again with another. The search costs nothing, as all tries are
-# known. But its winner is then measured on the same held-out items, which have been looked at before:
+# Suppose somebody finds the limit too strict, and selects again with another. The search costs nothing, as all tries
+# are known. But its winner is then measured on the same held-out items, which have been looked at before:
 
 # %%
 looser = exp.select(vectors, doses=doses, on=dev, subject_to={"ppl_ratio": 2.0}, texts=texts)
 again = exp.confirm(looser, on=held_out)
 print(again)
 assert again.plan_hash != confirmed.plan_hash
-assert again.look == 2 and any("look 2" in note for note in again.notes)
+assert again.look == 2
+assert any("look 2" in note for note in again.notes)
 
 # %% [markdown]
 # The result is marked as the second look, here and in the report, and nothing can unmark it. Choosing the better of two
@@ -169,5 +179,5 @@ exp.close()
 # 2. Search `doses=[-0.4, -0.2, -0.1, 0.1, 0.2, 0.4]`. The gain is signed: what does a negative one say?
 # 3. Make targets of whole clauses (" a pleasure from beginning to end", " a waste of everybody's time") and select on
 #    those. Does the best layer move?
-# 4. Search a vector that cannot work: `sl.SteeringVector.from_tensor` of random numbers at five layers. How large is the
-#    gain of the best of all tries, and what is left of it in `confirm`?
+# 4. Search a vector that cannot work: `sl.SteeringVector.from_tensor` of random numbers at five layers. How large is
+#    the gain of the best of all tries, and what is left of it in `confirm`?

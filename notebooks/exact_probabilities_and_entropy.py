@@ -79,16 +79,17 @@ assert frame.log_prob[1] > frame.log_prob[0] + 5
 #
 # ### Where the prompt ends
 #
-# Tokenizers join characters across the cut. "Fra" + "nce" is one token for this model, which no sum over "its own" tokens
-# of the target can describe. `joint`, the default, encodes both together, scores from the last token boundary they
-# share, and says `merged`. `separate` encodes each alone, as after a chat template.
+# Tokenizers join characters across the cut. "Fra" + "nce" is one token for this model, which no sum over "its own"
+# tokens of the target can describe. `joint`, the default, encodes both together, scores from the last token boundary
+# they share, and says `merged`. `separate` encodes each alone, as after a chat template.
 
 # %%
 for boundary in ("joint", "separate"):
     row = engine.score(["The capital of Fra"], [["nce"]], boundary=boundary)[0]
     print(f"{boundary:9} log p {row.log_prob:.3f}, {row.boundary}, tokens {list(row.token_ids)}")
 merged = engine.score(["The capital of Fra"], [["nce"]])[0]
-assert merged.boundary == "merged" and math.isfinite(merged.log_prob)
+assert merged.boundary == "merged"
+assert math.isfinite(merged.log_prob)
 
 # %% [markdown]
 # The two numbers answer different questions: how probable is " France" after "The capital of", and how probable is the
@@ -113,7 +114,8 @@ for name, arm in (("unsteered", None), ("steered", plan)):
     assert math.isclose(found.perplexity, math.exp(-score.log_prob / score.num_tokens), rel_tol=1e-4)
 
 # %% [markdown]
-# The assert ties it to the scores above: it is the score of the text after its own first token, per token. A perplexity ratio is one number for many tokens. It says that the plan costs something. It does not say what, and two
+# The assert ties it to the scores above: it is the score of the text after its own first token, per token. A perplexity
+# ratio is one number for many tokens. It says that the plan costs something. It does not say what, and two
 # interventions with one ratio can do very different things. So we look closer.
 #
 # ## Entropy and divergence on the same text
@@ -136,8 +138,8 @@ assert summary.loc["kl", "low"] > 0
 # divergence. So the plan does **not** make the model much more or less certain; it makes it expect *other words* with
 # nearly the same certainty. Whoever looked at entropy alone would call this plan almost inert.
 #
-# `policy_kl` is infinite on average, and that is no accident. The steered nucleus holds tokens that the unsteered one has
-# cut off, and a distribution that can draw what another never draws is infinitely far from it. The share of such
+# `policy_kl` is infinite on average, and that is no accident. The steered nucleus holds tokens that the unsteered one
+# has cut off, and a distribution that can draw what another never draws is infinitely far from it. The share of such
 # positions and the overlap of the nuclei are the finite way to say it:
 
 # %%
@@ -145,7 +147,9 @@ share = summary.loc["policy_kl_infinite", "mean"]
 kept = summary.loc["kept", "mean"]
 print(f"{share:.0%} of positions have new tokens in the nucleus; of the old ones, {kept:.0%} are kept on average")
 assert abs(summary.loc["raw_change", "mean"]) < summary.loc["kl", "mean"]
-assert np.isinf(summary.loc["policy_kl", "mean"]) and 0 < share < 1 and 0 < kept < 1
+assert np.isinf(summary.loc["policy_kl", "mean"])
+assert 0 < share < 1
+assert 0 < kept < 1
 
 # %% [markdown]
 # Position by position, averaged over the texts. Towards the right fewer texts reach that far, so the lines get rougher.
@@ -154,9 +158,15 @@ assert np.isinf(summary.loc["policy_kl", "mean"]) and 0 < share < 1 and 0 < kept
 _ = plot_entropy(rows, base="raw_base", steered="raw_steered")
 
 # %% [markdown]
-# The two lines follow each other: what is hard to predict is so in both arms. The divergence below them is
-# there along the whole text and not only at its start, as the plan edits every position.
-#
+# The two lines follow each other: what is hard to predict is so in both arms. The divergence below them is smallest at
+# the start and larger further on, though every position gets the same edit: later positions also read the edited
+# earlier ones through attention.
+
+# %%
+print(rows.groupby(rows.position // 20 * 20).kl.mean().round(3).to_string())
+assert rows[rows.position < 10].kl.mean() < rows[rows.position >= 20].kl.mean()
+
+# %% [markdown]
 # ## Which words?
 #
 # Divergence says *how much*; token-level differences say *what*. We score one text in both arms and subtract.
@@ -169,6 +179,9 @@ tokens = token_frame(base, steered, engine.tokenizer)
 _ = plot_token_differences(tokens)
 print(describe_token_differences(tokens))
 
+# %% [markdown]
+# The judging words in numbers, log p steered minus unsteered:
+
 # %%
 change = tokens.assign(word=tokens.token.str.strip()).set_index("word").difference
 print(change[["lovely", "wonderful", "awful", "broken"]].round(2).to_string())
@@ -176,9 +189,9 @@ assert change[["lovely", "wonderful"]].min() > change[["awful", "broken"]].max()
 
 # %% [markdown]
 # Blue tokens became likelier, orange and underlined ones less likely. The unfavourable words lost several nats; the
-# favourable ones gained a little, or lost far less. Gains are small because the unsteered model expects praise in such a
-# sentence anyway, and log p has a ceiling where it has no floor. Most function words hardly moved. That is the shape that a
-# sentiment vector should have. One sentence is an illustration of it, no test.
+# favourable ones gained a little, or lost far less. Gains are small because the unsteered model expects praise in such
+# a sentence anyway, and log p has a ceiling where it has no floor. Most function words hardly moved. That is the shape
+# that a sentiment vector should have. One sentence is an illustration of it, no test.
 #
 # ## Does a random direction do the same?
 #
@@ -205,8 +218,8 @@ exp.close()
 # ## Exercises
 #
 # 1. Measure the entropy at doses 0.1 and 0.4. Does KL grow linearly with the dose, or faster?
-# 2. Replace the policy by `sl.SamplingPolicy()` (temperature 1, no cut). Why is `policy_kl` finite now, and what does it
-#    equal?
+# 2. Replace the policy by `sl.SamplingPolicy()` (temperature 1, no cut). Why is `policy_kl` finite now, and what does
+#    it equal?
 # 3. Score the hotel text under `plan.scaled(-1)`. Do the same words move, the other way?
 # 4. Find the text among the ten shipped paragraphs on which the plan changes the entropy most, with
 #    `steerlab.experiment.entropies.entropy_by_text`. Would you have expected it?

@@ -49,9 +49,9 @@ print(vectors[14])
 # %% [markdown]
 # ## A plan
 #
-# A plan says what is added, how much, and where. A dose of 0.2 adds a vector as long as 0.2 times the median norm of the
-# stream at that layer, so that doses compare between layers and models where raw coefficients do not. By default the
-# last prompt token and everything generated is edited.
+# A plan says what is added, how much, and where. A dose of 0.2 adds a vector as long as 0.2 times the median norm of
+# the stream at that layer, so that doses compare between layers and models where raw coefficients do not. By default
+# the last prompt token and everything generated is edited.
 
 # %%
 plan = sl.Plan(sl.add(vectors[14], dose=0.2))
@@ -83,13 +83,14 @@ assert texts[0.0] == engine.generate(prompts, policy=policy, max_new_tokens=20, 
 
 # %%
 print(receipt)
-assert receipt.edits and all(edit.edited == edit.expected == 20 for edit in receipt.edits)
+assert receipt.edits
+assert all(edit.edited == edit.expected == 20 for edit in receipt.edits)
 
 # %% [markdown]
 # ## What changed, exactly
 #
-# A score is the sum of log-probabilities of all tokens of a target, whatever their rank. The log-prob *margin* between a
-# favourable and an unfavourable word is a number that one can compare between arms.
+# A score is the sum of log-probabilities of all tokens of a target, whatever their rank. The log-prob *margin* between
+# a favourable and an unfavourable word is a number that one can compare between arms.
 
 
 # %%
@@ -110,8 +111,8 @@ assert (steered > unsteered).all()
 #
 # ## Your turn: change the dose
 #
-# Set `DOSE` and run the cell again. Try 0.05, −0.2, 0.4 and 0.8. The second figure is what the dose costs: perplexity of
-# ordinary text, as a multiple of the unsteered model's.
+# Set `DOSE` and run the cell again. Try 0.05, −0.2, 0.4 and 0.8. The second figure is what the dose costs: perplexity
+# of ordinary text, as a multiple of the unsteered model's.
 
 # %%
 DOSE = 0.2  # ← yours to change
@@ -135,10 +136,13 @@ base = sl.perplexity(engine, text).perplexity
 for dose in doses:
     arm = sl.Plan(sl.add(vectors[14], dose=1.0)).scaled(dose)
     change = (margins(prompts, " lovely", " dreadful", plan=arm) - unsteered).mean()
-    rows.append({"dose": dose, "margin change": change, "ppl ratio": sl.perplexity(engine, text, plan=arm).perplexity / base})
+    rows.append(
+        {"dose": dose, "margin change": change, "ppl ratio": sl.perplexity(engine, text, plan=arm).perplexity / base}
+    )
 sweep = pd.DataFrame(rows).set_index("dose")
 print(sweep.round(2))
-assert sweep["margin change"][0.0] == 0 and sweep["ppl ratio"][0.0] == 1
+assert sweep["margin change"][0.0] == 0
+assert sweep["ppl ratio"][0.0] == 1
 assert sweep["margin change"][-0.2] < 0 < sweep["margin change"][0.2]
 assert sweep["ppl ratio"][0.8] > sweep["ppl ratio"][0.4] > sweep["ppl ratio"][0.2]
 
@@ -169,11 +173,15 @@ warmth = sl.extract(engine, mine, method="mean_diff", layers=[14], name="warmth"
 print(warmth, f"from {len(mine)} pairs in {len(set(mine.groups))} groups")
 
 # %% [markdown]
-# None of the words below stands in a pair, or the test would only show that the model can repeat. We look at both signs:
-# a direction that stands for warmth should lower the margin when it is subtracted.
+# None of the words below stands in a pair, or the test would only show that the model can repeat. We look at both
+# signs: a direction that stands for warmth should lower the margin when it is subtracted.
 
 # %%
-weather = ["Outside the station the afternoon felt", "The air in the valley that day was", "To the touch, the stone was"]
+weather = [
+    "Outside the station the afternoon felt",
+    "The air in the valley that day was",
+    "To the touch, the stone was",
+]
 warm = sl.Plan(sl.add(warmth, dose=0.2))
 table = pd.DataFrame(
     {f"scale {k:+d}": margins(weather, " hot", " cool", plan=warm.scaled(k)) for k in (-1, 0, 1)}, index=weather
@@ -190,8 +198,8 @@ assert means["scale -1"] < means["scale +0"] < means["scale +1"]
 # ## From a change to an effect
 #
 # Random directions of the same length move these scores too. `Experiment.effect` therefore runs the vector at several
-# doses on items that the vector has not seen, and beside it random directions as a null. We take one prompt from each of
-# the nine groups and the smallest number of directions with which a rank of 0.05 can be reached at all (19).
+# doses on items that the vector has not seen, and beside it random directions as a null. We take one prompt from each
+# of the nine groups and the smallest number of directions with which a rank of 0.05 can be reached at all (19).
 
 # %%
 test = sl.Targets.from_jsonl(folder / "targets.jsonl", split="test")
@@ -214,9 +222,9 @@ assert effect.slope > 1.5 * effect.null_slopes.slope.abs().mean()
 _ = effect.plot()
 
 # %% [markdown]
-# Everything measured is in the run directory already, and a report is one file that opens from disk. With more time, use
-# all test items, five doses, `Controls(random=20, shuffled=20)` and the pairs, as `steerlab demo` does; random directions
-# are one null, and vectors from flipped labels are another.
+# Everything measured is in the run directory already, and a report is one file that opens from disk. With more time,
+# use all test items, five doses, `Controls(random=20, shuffled=20)` and the pairs, as `steerlab demo` does; random
+# directions are one null, and vectors from flipped labels are another.
 
 # %%
 report = exp.report()
@@ -232,5 +240,5 @@ exp.close()
 # 2. Edit every position instead (`where=sl.where.all()` in `sl.add`). How do gain and cost change at dose 0.2?
 # 3. Ask the honest question about warmth: write targets for it (`sl.Targets.from_records`), and measure its effect with
 #    19 random directions. Is it above all of them?
-# 4. Replace `my_pairs.jsonl` by pairs of your own. Which layer's vector moves your targets most, and how would you avoid
-#    fooling yourself when you pick it? The next notebook, *Choosing layer and dose*, is about that.
+# 4. Replace `my_pairs.jsonl` by pairs of your own. Which layer's vector moves your targets most, and how would you
+#    avoid fooling yourself when you pick it? The next notebook, *Choosing layer and dose*, is about that.

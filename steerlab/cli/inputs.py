@@ -12,6 +12,7 @@ from steerlab.cli.loading import check_writable, read_text
 from steerlab.cli.spec import ControlsSpec, ExperimentSpec, PairsSpec, TargetsSpec, VectorSpec
 
 LENS_OPTIONS: Final = ("device", "n_devices", "device_map", "revision", "batch_tokens")
+REPORT_SUFFIXES: Final = (".html", ".htm", ".md", ".markdown")
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,17 @@ def read_inputs(spec: ExperimentSpec, blame: Blame) -> Inputs:
         neutral = None if spec.neutral is None else _paragraphs(read_text(spec.neutral))
     dev = held_out = confirm_controls = None
     if spec.select is not None:
-        dev = _targets(spec.select.on, "select.on", blame)
+        dev = _targets(spec.select.targets, "select.targets", blame)
         with blame("select.subject_to"):
             check_constraints(spec.select.subject_to, ["a text"])
     if spec.confirm is not None:
-        held_out = targets if spec.confirm.on is None else _targets(spec.confirm.on, "confirm.on", blame)
+        held_out = targets if spec.confirm.targets is None else _targets(spec.confirm.targets, "confirm.targets", blame)
         with blame("confirm.controls"):
             confirm_controls = sl.Controls(**spec.confirm.controls.model_dump())
     with blame("root"):
         check_writable(spec.root, folder=True)
+    with blame("report"):
+        _check_report(spec.report)
     with blame("engine"):
         options = load_options(spec)
     return Inputs(vectors, targets, dev, held_out, controls, confirm_controls, policy, prompts, neutral, dict(options))
@@ -181,6 +184,14 @@ def _paragraphs(text: str) -> list[str]:
     if not found:
         raise sl.DataError("The neutral text is empty.")
     return found
+
+
+def _check_report(report: bool | Path) -> None:
+    if isinstance(report, bool):
+        return
+    if report.suffix.lower() not in REPORT_SUFFIXES:
+        raise sl.InputError(f"A report is written as .html or .md; {report.name!r} is neither.")
+    check_writable(report)
 
 
 # --- engines ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Running an experiment step by step, saying what happens."""
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ class Candidate:
     """A vector that is measured.
 
     Attributes:
+        name: of the vector, whatever its layer.
         title: what to call it.
         vector: the vector.
         pairs: what it was extracted from, for label flips.
         plan: the plan at scale 1.
     """
 
+    name: str
     title: str
     vector: sl.SteeringVector
     pairs: sl.ContrastPairs | None
@@ -89,7 +92,7 @@ class _Run:
     def prepare(self) -> None:
         """Loads the model and checks that steering does on it what it says."""
         say(f"Loading {self.spec.model}")
-        with _wrong_options(self.blame), self.blame("model"):
+        with _wrong_options(self.spec, self.blame), self.blame("model"):
             info = self.experiment.engine.info
         say(f"  {info.n_layers} layers, width {info.d_model}, {info.dtype}")
         wanted = self.spec.selfcheck
@@ -112,7 +115,7 @@ class _Run:
             say(f"  layer {layer}: norm {vector.norm:.2f}; {_dose_unit(vector)}")
             title = named.name if len(vectors) == 1 else f"{named.name}, layer {layer}"
             with self.blame("plan"):
-                found.append(Candidate(title, vector, named.pairs, self.spec.plan.plan(vector)))
+                found.append(Candidate(named.name, title, vector, named.pairs, self.spec.plan.plan(vector)))
         return found
 
     def _extracted(self, named: NamedVector) -> sl.VectorSet:
@@ -132,7 +135,7 @@ class _Run:
         say(f"Selecting among {len(candidates)} vectors × {len(wanted.doses)} doses on {len(dev)} prompts")
         with self.blame("select"):
             selection = self.experiment.select(
-                {one.title: one.vector for one in candidates},
+                _by_name(candidates),
                 wanted.doses,
                 dev,
                 subject_to=wanted.subject_to,
@@ -157,7 +160,8 @@ class _Run:
 
     def winner(self, selection: Selection, candidates: list[Candidate]) -> Candidate:
         """The candidate that a selection chose."""
-        return next(one for one in candidates if one.title == selection.vector and one.vector.layer == selection.layer)
+        chosen = selection.vector, selection.layer
+        return next(one for one in candidates if (one.name, one.vector.layer) == chosen)
 
     def measure(self, candidate: Candidate) -> Found:
         """The effect of a candidate and whatever else the file asks for."""
@@ -244,15 +248,22 @@ class _Run:
 
 
 @contextmanager
-def _wrong_options(blame: Blame) -> Iterator[None]:
-    """An engine option that the engine does not know, as an error of the file's key `engine`."""
+def _wrong_options(spec: ExperimentSpec, blame: Blame) -> Iterator[None]:
+    """An engine option that vLLM does not know, as an error of the file's key `engine`."""
     try:
         yield
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if wrong is None or wrong[1] not in spec.engine:
             raise
         with blame("engine"):
-            raise sl.InputError(f"{str(error).split('() ')[-1]}.") from error
+            value = spec.engine[wrong[1]]
+            raise sl.InputError(f"vLLM has no option {wrong[1]!r} (its value is {value!r:.60}).") from error
+
+
+def _by_name(candidates: list[Candidate]) -> dict[str, sl.VectorSet]:
+    names = dict.fromkeys(one.name for one in candidates)
+    return {name: sl.VectorSet(tuple(one.vector for one in candidates if one.name == name)) for name in names}
 
 
 def _dose_unit(vector: sl.SteeringVector) -> str:

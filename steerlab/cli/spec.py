@@ -215,12 +215,12 @@ class SelectSpec(Section):
     """The search for vector, layer and dose on development items; `targets` then stay held out.
 
     Attributes:
-        on: the development items.
+        targets: the development items.
         doses: doses to try, other than 0.
         subject_to: upper bounds on `ppl_ratio`, `entropy_change`, `anti_steerable`.
     """
 
-    on: TargetsSpec
+    targets: TargetsSpec
     doses: list[Number]
     subject_to: dict[str, Number] = {}
 
@@ -229,12 +229,12 @@ class ConfirmSpec(Section):
     """The measurement of what was selected on held-out items; `confirm: true` takes the defaults.
 
     Attributes:
-        on: the held-out items; by default `targets`.
+        targets: the held-out items; by default those of the experiment.
         controls: null families to rank the gain against.
         allow_overlap: measure although items share prompts or groups with the development items, which is noted.
     """
 
-    on: TargetsSpec | None = None
+    targets: TargetsSpec | None = None
     controls: ControlsSpec = ControlsSpec()
     allow_overlap: bool = False
 

@@ -120,7 +120,8 @@ def _moved(value: Any, folder: Path) -> Any:
 
 def _explain(error: ValidationError, root: type[BaseModel]) -> str:
     """The first problem as a sentence, and how many more there are."""
-    problems = error.errors()
+    # An unknown key goes first: it may well be the one that is missing, misspelt.
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first, more = problems[0], len({_key(p["loc"], root) for p in problems}) - 1
     rest = f" ({more} more {'problem' if more == 1 else 'problems'} in this file.)" if more else ""
     return _sentence(first, root) + rest

@@ -1,6 +1,7 @@
 """Confirm: what a selection found, measured on held-out items, and how often they have been looked at."""
 
 import math
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ def confirm(
     """
     overlap = _overlap(best, on)
     if overlap and not allow_overlap:
-        shown = ", ".join(repr(on.items[i].prompt)[:60] for i in overlap[:3])
+        shown = ", ".join(textwrap.shorten(repr(on.items[i].prompt), 60, placeholder=" …") for i in overlap[:3])
         raise DataError(
             f"{len(overlap)} of {len(on)} held-out items share prompt or group with the development items "
             f"(e.g. {shown}). Confirm on other items, or pass allow_overlap=True, which is noted."

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
@@ -30,7 +31,7 @@ def test_whatever_determines_numbers_changes_the_name_of_a_cell(tiny_llama_path:
     other = build_tiny_llama(tmp_path / "other", seed=1)
     path, pairs = tiny_llama_path, PAIRS.take([0, 1, 2])
     wide = EngineRecipe(str(path), "lens", {"dtype": "float64", "device": "cpu"})
-    vector = sl.SteeringVector.from_tensor([1.0] * 64, layer=1)
+    vector = sl.SteeringVector.from_tensor(torch.ones(64), layer=1)
     variants = [
         cell(path),
         cell(path, layer=2),
@@ -97,6 +98,6 @@ def test_what_cannot_be_a_cell_is_refused(tiny_llama_path: Path) -> None:
         cell(tiny_llama_path, settings={"dose": 1})
     with pytest.raises(DataError, match="there is neither"):
         VectorRecipe(1)
-    vector = sl.SteeringVector.from_tensor([1.0] * 64, layer=1)
+    vector = sl.SteeringVector.from_tensor(torch.ones(64), layer=1)
     with pytest.raises(DataError, match="pairs"):
         cell(tiny_llama_path, vector=VectorRecipe(1, vector=vector), controls=sl.Controls(random=0, shuffled=19))

@@ -98,7 +98,7 @@ def test_one_bad_plan_in_a_batch_of_64_fails_alone(engine, plans, vector):
     names = [list(plans)[row % len(plans)] for row in range(64)]
     given = [unwired if row == 37 else plans[name] for row, name in enumerate(names)]
     arguments = {"policy": GREEDY, "max_new_tokens": 4}
-    with pytest.raises(sl.PlanError, match="blocks.0.hook_resid_post is not wired"):
+    with pytest.raises(sl.PlanError, match=r"blocks\.0\.hook_resid_post is not wired"):
         engine.generate([OTHER] * 64, plan=given, **arguments)
     rows = engine.generate([OTHER] * 64, plan=given, on_error="return", **arguments)
     assert rows[37].finish_reason == "error"

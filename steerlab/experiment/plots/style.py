@@ -6,6 +6,7 @@ from functools import wraps
 from importlib.resources import files
 from typing import Final, ParamSpec, SupportsFloat
 
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,6 +27,7 @@ _METRICS: Final = {"log_prob_margin": "log-prob margin (nats)", "choice_prob": "
 @contextmanager
 def style() -> Iterator[None]:
     """Our matplotlib style, for the body of a `with`; what was set before is back afterwards."""
+    matplotlib.get_backend()  # chosen inside, its own settings (such as showing figures at once) would be undone too
     with plt.style.context(str(files("steerlab.experiment.plots") / "steerlab.mplstyle")):
         yield
 

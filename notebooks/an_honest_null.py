@@ -1,0 +1,218 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # An honest null
+#
+# Take contrast pairs whose labels mean nothing, extract a vector, steer with it, and measure. The scores will move, the
+# interval may well exclude 0, and nothing has been found. This notebook shows how such a result looks, what tells it
+# apart from a real one, and what the report then says.
+
+# %%
+# %matplotlib inline
+from pathlib import Path
+
+import numpy as np
+
+import steerlab as sl
+from steerlab.core.pairs import balanced_flips
+from steerlab.core.shipped import neutral_text, shipped_vectors
+from steerlab.experiment.plots import plot_item_slopes, plot_null_slopes
+
+folder = shipped_vectors() / "sentiment"
+pairs = sl.ContrastPairs.from_jsonl(folder / "pairs.jsonl", group="group", split="train")
+test = sl.Targets.from_jsonl(folder / "targets.jsonl", split="test")
+items = test.take(np.unique(test.groups, return_index=True)[1].tolist())
+exp = sl.Experiment("honest-null", model="smollm2-135m", seed=0, overwrite=True, dtype="float32", device="cpu")
+print(f"{len(pairs)} pairs; {len(items)} items in {len(set(items.groups))} groups")
+
+# %% [markdown]
+# One item from each of the nine groups, to be quick. Intervals resample groups, so three items a group would narrow
+# them less than one might think.
+#
+# ## Pairs without a signal
+#
+# We take the sentiment pairs and exchange positive and negative in exactly half the pairs of every group. The sentences
+# are as good as before; what is gone is the connection between label and content. *Exactly half* matters: if each pair
+# were flipped by a coin of its own, an uneven result would leave more of the true direction in. The activations of the
+# pairs are enough to compare both ways over a thousand draws:
+
+# %%
+sides = [
+    exp.engine.capture(list(texts), layers=[14], where=sl.where.last_prompt(), pool="mean")[14].numpy()
+    for texts in (pairs.positives, pairs.negatives)
+]
+differences = sides[0] - sides[1]
+true_direction = differences.mean(axis=0)
+
+
+def similarity(flips):
+    """|cos| of the mean difference after flips with the one before, and its length."""
+    vector = np.where(flips, -1, 1) @ differences / len(differences)
+    size = np.linalg.norm(vector)
+    return abs(vector @ true_direction) / size / np.linalg.norm(true_direction), size
+
+
+rng = np.random.default_rng(0)
+coins = np.array([similarity(rng.random(len(pairs)) < 0.5) for _ in range(1000)])
+balanced = np.array([similarity(balanced_flips(pairs.groups, rng)) for _ in range(1000)])
+for name, draws in (("coins", coins), ("balanced flips", balanced)):
+    share = np.quantile(draws[:, 0], 0.95)
+    print(f"{name}: |cos| with the true direction {draws[:, 0].mean():.2f} in the mean, 95 % below {share:.2f}")
+print(f"length: true {np.linalg.norm(true_direction):.0f}, balanced flips {balanced[:, 1].mean():.0f} in the mean")
+assert balanced[:, 0].mean() < 0.8 * coins[:, 0].mean()
+assert balanced[:, 1].mean() < np.linalg.norm(true_direction) / 2
+
+# %% [markdown]
+# Coins leave more of the true direction in. With balanced flips most of it cancels, and what is left is short. A dose
+# hides that: it rescales every vector to one length, so a leftover of 54 differences steers as hard as the real vector
+# does. It is no random direction either. It is made of the differences of these sentences, so it lies where such
+# sentences differ, and by chance it has some of the true direction in it, with either sign.
+
+# %%
+meaningless = pairs.flipped(balanced_flips(pairs.groups, np.random.default_rng(0)))
+true, null = (exp.extract(found, layers=[14])[14] for found in (pairs, meaningless))
+print(f"norms: true {true.norm:.1f}, null {null.norm:.1f}")
+assert null.norm < true.norm / 2
+
+# %% [markdown]
+# ## Steer with it, and measure
+#
+# Three doses, and two null families of 19 draws, the fewest that can reach a rank of 0.05: random directions of the
+# same length ("this direction rather than any"), and vectors extracted again after further balanced flips ("these
+# labels rather than any").
+
+# %%
+texts = neutral_text().split("\n\n")[:1]
+plan = sl.Plan(sl.add(null, dose=1.0))
+settings = {"doses": [-0.2, 0, 0.2], "controls": sl.Controls(random=19, shuffled=19), "neutral": texts}
+effect = exp.effect(plan, items, pairs=meaningless, **settings)
+print(effect)
+low, high = effect.ci
+print(f"the interval {'excludes' if low > 0 or high < 0 else 'includes'} 0; {effect.anti_steerable:.0%} of items fall")
+assert effect.verdict == "no effect"
+assert high < 0
+
+# %% [markdown]
+# Look at the slope and its interval first, as one would in a paper that reports nothing else. Several nats per unit of
+# dose, and an interval that stays clear of 0: "the vector significantly changes sentiment". Item by item the picture is
+# as convincing:
+
+# %%
+_ = plot_item_slopes(effect)
+
+# %% [markdown]
+# Nothing in this plot is wrong. These items *were* moved, nearly all to one side, and would be moved again; that is
+# what the interval says, and all it says. It does not say that the labels had anything to do with it. Any push of this
+# length in this layer shifts the balance between favourable and unfavourable words in some direction, consistently over
+# prompts, as they share words and form.
+#
+# ## The same among its nulls
+
+# %%
+_ = plot_null_slopes(effect)
+
+# %% [markdown]
+# In numbers, with the reasons that the verdict gives:
+
+# %%
+print(effect.nulls().round(3).to_string(index=False))
+for reason in effect.reasons:
+    print("-", reason)
+assert effect.null_ranks["random"] <= 0.05 < effect.null_ranks["shuffled"]
+
+# %% [markdown]
+# Here is the answer, and it is worth a second look. The dashed lines are where the vector stands, on either side; the
+# rank is the share of arms at least as large, this one counted in.
+#
+# Against **random directions** the meaningless vector comes out on top. Had they been the only null, the verdict would
+# have been `effect`. They are a null for "this direction rather than any", and this direction really is special: it is
+# made of sentences that judge things. Against **label flips** it is one of many: other meaningless labels on the same
+# sentences do as much and more. That the labels meant something is what we would have claimed, and that is what fails.
+#
+# The verdict needs an interval without 0 **and** a rank of at most 0.05 in *every* family, so it is `no effect`.
+#
+# How often does the interval alone mislead? Each random direction can be asked the same question:
+
+# %%
+rows = effect.rows[effect.rows.family == "random"]
+table = rows.pivot_table(index=["draw", "group"], columns="dose", values="value").reset_index()
+slopes = (table[0.2] - table[-0.2]) / 0.4
+means = slopes.groupby(table.draw).mean()
+errors = slopes.groupby(table.draw).sem()
+excluding = (means.abs() > 2.31 * errors).mean()  # 2.31: Student's t for 9 groups at 95 %
+print(f"{excluding:.0%} of {len(means)} random directions have a 95 % interval that excludes 0")
+assert excluding > 0.25
+
+# %% [markdown]
+# Far more than the 5 % that the words "95 % interval" suggest. The interval is right about the items and silent about
+# the direction. Nineteen directions give that share only roughly; two hundred would pin it down to a few per cent.
+#
+# ## The real vector, on the same items
+#
+# Now the vector of the true labels, against the harder of the two nulls: vectors extracted again after balanced flips
+# of its own pairs.
+
+# %%
+real = exp.effect(
+    sl.Plan(sl.add(true, dose=1.0)), items, pairs=pairs, **(settings | {"controls": sl.Controls(random=0, shuffled=19)})
+)
+print(real)
+for reason in real.reasons:
+    print("-", reason)
+assert real.verdict == "effect"
+assert real.slope > 2 * abs(effect.slope)
+
+# %% [markdown]
+# The same picture as above, for this vector:
+
+# %%
+_ = plot_null_slopes(real)
+
+# %% [markdown]
+# Same doses, same items, same length, and a slope beyond every vector of flipped labels. The largest flips reach about
+# half of it: by chance they keep half the true direction, and at full length half the direction has half the slope.
+# (The flips of the meaningless pairs reached further still. Flipping labels that have been flipped before can bring
+# back most of the true ones.)
+#
+# The reasons also count: two plans have been tested on these items, and Holm's adjustment raises the rank for that.
+# With 19 draws no rank can be small enough to survive it. Whoever tests many vectors needs more draws: m plans can all
+# survive only if 1 / (1 + draws) ≤ 0.05 / m.
+#
+# ## What the report says
+#
+# The report has both, the null first and no smaller than the other. It is one file; open it from the run directory.
+
+# %%
+report = Path(exp.report())
+page = report.read_text(encoding="utf-8")
+print(report, f"{len(page) // 1024} KiB")
+for verdict in ("no effect", "effect"):
+    print(f"{verdict!r} stands in it {page.count(verdict)} times")
+assert "no effect" in page
+assert f"{max(effect.null_ranks.values()):.3f}" in page
+exp.close()
+
+# %% [markdown]
+# A null like this one is a result. It says how large a slope must be, on these items at these doses, before it means
+# anything; and it goes into the paper beside the effect.
+#
+# ## Exercises
+#
+# 1. Run the null with `np.random.default_rng(1)`, 2, 3 … How do slope and interval change? In how many of twenty seeds
+#    would you expect a rank of 0.05 or less in one family?
+# 2. Flip by coins (`pairs.flipped((rng.random(len(pairs)) < 0.5).tolist())`) for ten seeds, and measure each. How large
+#    do the slopes get, and why is that no null for the labels?
+# 3. Use `metric="choice_prob"`. Nothing is run again; does the verdict change?
+# 4. Give the null a better chance: extract it at layers 10, 14 and 18, and report the best of the three. What would be
+#    the honest way (see *Choosing layer and dose*)?

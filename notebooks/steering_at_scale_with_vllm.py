@@ -1,0 +1,206 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Steering at scale with vLLM
+#
+# The same plans run inside vLLM: every request of a batch may have a plan of its own, scores are exact there too, and
+# nothing leaks from one request to another. This notebook runs a real vLLM engine on the CPU with a small model; on a
+# GPU only the numbers of tokens per second change.
+#
+# vLLM must be installed (`pip install vllm==0.32.0` on a GPU host; the documentation's *Installation* says how on a
+# CPU).
+
+# %% [markdown]
+# Some settings must stand before vLLM is imported. The first two keep the engine in this process, which starts faster
+# and suits a notebook, and its cache small.
+
+# %%
+import os
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import pandas as pd
+
+import steerlab as sl
+from steerlab.core.shipped import shipped_vectors
+from steerlab.vllm import SequenceProb
+
+# %% [markdown]
+# ## An engine with two wired layers
+#
+# vLLM compiles the model before it serves, so the layers that plans may edit are stated at the start. The shipped
+# sentiment vector belongs to layer 14, the one for formality to layer 24. `max_model_len` must exceed the windows of
+# 256 tokens on which a dose is measured.
+
+# %%
+sentiment, formality = (
+    sl.SteeringVector.load(shipped_vectors() / name / f"{name}.safetensors") for name in ("sentiment", "formality")
+)
+engine = sl.VLLMEngine(
+    "smollm2-135m",
+    layers=[sentiment.layer, formality.layer],
+    dtype="float32",
+    max_model_len=320,
+    max_num_seqs=16,
+    enforce_eager=True,
+)
+print(engine.info)
+
+# %% [markdown]
+# `enforce_eager` leaves compilation out, which would take longer here than it saves. On a GPU leave it away: steering
+# stays inside the CUDA graphs.
+#
+# ## One batch, many plans
+#
+# A list of plans holds one per prompt, and None is an unsteered request. All six requests below run together.
+
+# %%
+prompt = "The letter from my sister arrived this morning, and it"
+plans = {
+    "unsteered": None,
+    "favourable": sl.Plan(sl.add(sentiment, dose=0.2)),
+    "unfavourable": sl.Plan(sl.add(sentiment, dose=-0.2)),
+    "formal": sl.Plan(sl.add(formality, dose=0.2)),
+    "both": sl.Plan(sl.add(sentiment, dose=0.2), sl.add(formality, dose=0.2)),
+    "dose 0": sl.Plan(sl.add(sentiment, dose=0.2)).scaled(0),
+}
+greedy = sl.SamplingPolicy.greedy()
+batch = engine.generate([prompt] * len(plans), plan=list(plans.values()), policy=greedy, max_new_tokens=16)
+receipts = list(engine.receipts)
+for name, completion in zip(plans, batch, strict=True):
+    print(f"{name:13}{completion.text!r}")
+texts = dict(zip(plans, batch.texts, strict=True))
+assert texts["dose 0"] == texts["unsteered"]
+assert len({texts[name] for name in ("unsteered", "favourable", "unfavourable")}) > 1
+
+# %% [markdown]
+# Six requests with one prompt and different ends, while dose 0 gives the very tokens of the unsteered request. A plan
+# need not change a greedy text: where its push does not put another token on top, the text stays (that may be so here
+# for the favourable one, as the letter is good news anyway). Scores, further down, show what texts hide. That the
+# requests run in one batch is more than convenience: vLLM shares the cache of equal prompts, and a tool that edits
+# activations without telling the cache would hand one request's edits to the next.
+#
+# ## Receipts
+#
+# Edits are counted inside the operator, per request, and compared with what the plan implies. A difference raises, so a
+# result that you hold is complete.
+
+# %%
+rows = [
+    {"request": name, "layer": edit.layer, "operator": edit.operator, "edited": edit.edited, "expected": edit.expected}
+    for name, receipt in zip(plans, receipts, strict=True)
+    for edit in receipt.edits
+]
+print(pd.DataFrame(rows).to_string(index=False))
+assert all(row["edited"] == row["expected"] for row in rows)
+assert {row["request"] for row in rows} >= {"favourable", "unfavourable", "formal", "both"}
+assert not receipts[0].edits
+
+# %% [markdown]
+# Sixteen positions each: the last prompt token and fifteen sampled ones, as the last sampled token drives nothing.
+#
+# ## Nothing leaks
+#
+# The sharpest test of isolation is the plain one. Run the steered requests first, then the same prompt unsteered,
+# alone, on the warm cache:
+
+# %%
+alone = engine.generate([prompt], policy=greedy, max_new_tokens=16)
+print(repr(alone.texts[0]))
+assert alone[0].token_ids == batch[0].token_ids
+
+# %% [markdown]
+# A plan for a layer that was not wired is refused, by name. With `on_error="return"` only that request fails, and the
+# others of the batch go on:
+
+# %%
+astray = sl.Plan(sl.add(sl.SteeringVector.from_tensor(sentiment.values, layer=3), coef=1.0))
+mixed = engine.generate([prompt] * 2, plan=[astray, None], policy=greedy, max_new_tokens=16, on_error="return")
+print([completion.finish_reason for completion in mixed])
+print(engine.errors)
+assert mixed[0].finish_reason == "error"
+assert mixed[1].token_ids == batch[0].token_ids
+
+# %% [markdown]
+# ## Exact scores
+#
+# Scores are sums over all tokens of a target here too. Prompts may have plans of their own again, so that a whole row
+# of doses is one call.
+
+# %%
+doses = [-0.2, -0.1, 0.0, 0.1, 0.2]
+ladder = [sl.Plan(sl.add(sentiment, dose=1.0)).scaled(dose) for dose in doses]
+question = "My honest opinion of the street market is that it was"
+frame = engine.score([question] * len(doses), [[" wonderful", " terrible"]] * len(doses), plan=ladder).to_frame()
+table = frame.pivot(index="prompt_index", columns="target_index", values="log_prob")
+margin = pd.Series((table[0] - table[1]).to_numpy(), index=pd.Index(doses, name="dose"), name="margin (nats)")
+print(margin.round(3).to_string())
+assert margin.is_monotonic_increasing
+
+# %% [markdown]
+# The margin rises with every step of the dose. This is one prompt; for an effect with nulls the whole experiment runs
+# on this engine, with `sl.Experiment(..., backend="vllm", layers=[14])`.
+#
+# `SequenceProb` gives the same numbers as plain dictionaries, one per prompt, sequence and variant. With and without a
+# leading space are two strings, and both are reported.
+
+# %%
+found = SequenceProb(engine).get_log_prob(["The capital of France is"], ["Paris", "Rome"], variants=("", " "))
+print(pd.DataFrame(found).assign(sequence=[repr(row["sequence"]) for row in found]).round(4).to_string(index=False))
+by_sequence = {row["sequence"]: row["log_prob"] for row in found}
+assert by_sequence[" Paris"] > by_sequence[" Rome"]
+assert by_sequence[" Paris"] > by_sequence["Paris"]
+
+# %% [markdown]
+# ## The same answer on both engines
+#
+# Fast is worth nothing if it is something else. Parity scores the same tokens under the same plan on the
+# TransformerLens engine and on this one. The tolerance is not a guess: it is four times what the two engines differ by
+# *without* a plan.
+
+# %%
+exp = sl.Experiment("parity", model="smollm2-135m", root=None, dtype="float32", device="cpu")
+parity = exp.parity(plans["both"], prompts=[prompt, question], against=engine, max_new_tokens=12)
+print(parity)
+print(f"the plan itself moves log p by up to {parity.steering_size:.2f} nats")
+assert parity.passed
+assert parity.max_delta < 1e-3 < parity.steering_size
+
+# %% [markdown]
+# The engines add their sums in another order, so they differ in the last digits of float32; the plan moves the same
+# log-probabilities by thousands of times more. Receipts agree as well. (In half precision the unsteered difference is
+# far larger, and the tolerance with it.)
+#
+# ## Close
+#
+# An engine holds memory, on a GPU nearly all of it, until it is closed. In a script use `with sl.VLLMEngine(...)`,
+# which closes it on errors too, and put the code under `if __name__ == "__main__":`, as vLLM starts processes of its
+# own there.
+
+# %%
+engine.close()
+exp.close()
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Ask for `n=8` samples per prompt with `sl.SamplingPolicy(temperature=0.8)`. Are they the same with another batch?
+# 2. Let a plan edit generated positions only (`where=sl.where.generated()`). Which cache blocks can it share with
+#    unsteered requests, and what does `engine.inherited` say after a second call?
+# 3. Repeat parity with `dtype="bfloat16"` on both engines. How large is the measured tolerance?
+# 4. Run the effect of *First steps* with `backend="vllm"`. Compare the slopes.

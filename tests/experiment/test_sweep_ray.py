@@ -1,0 +1,133 @@
+"""Sweeps on Ray, with a real cluster of two workers on this machine."""
+
+import importlib.util
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import yaml
+
+from steerlab.core.errors import BackendMissingError, InputError
+from steerlab.experiment.scaling import RayWorkers, SweepCheck, Task, run_locally, run_sweep
+from steerlab.experiment.scaling.ray_workers import _fitting, next_task
+from tests.experiment.sweep_cells import cell
+from tests.tiny_models import build_tiny_llama
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+PROGRAM = Path(__file__).with_name("ray_sweep.py")
+
+
+# --- what needs no cluster ----------------------------------------------------------------------------------------
+
+
+def waiting(*models: str) -> list[Task]:
+    made = [cell(f"./{model}", layer) for layer, model in enumerate(models)]
+    return [Task(str(k), one.cell({}), one) for k, one in enumerate(made)]
+
+
+def test_a_worker_keeps_its_engine_as_long_as_there_are_cells_for_it() -> None:
+    tasks = waiting("a", "b", "a", "b", "b")
+    a, b = (task.work.engine.name for task in tasks[:2])
+    assert next_task(tasks, a, {b: 1}) == 0
+    assert next_task(tasks, b, {b: 3}) == 1
+    assert next_task(tasks[2:], b, {}) == 1
+
+
+def test_a_free_worker_takes_the_engine_with_most_cells_per_worker() -> None:
+    tasks = waiting("a", "b", "a", "b", "b")
+    a, b = (task.work.engine.name for task in tasks[:2])
+    assert next_task(tasks, None, {}) == 1, "three of b against two of a"
+    assert next_task(tasks, None, {b: 1}) == 0, "3 / 2 of b against 2 / 1 of a"
+    assert next_task(tasks, "an engine without cells", {a: 1, b: 1}) == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({"CPU": 1, "GPU": 2}, 2),
+        ({"CPU": 4, "GPU": 1}, 2),
+        ({"CPU": 1, "GPU": 0.5}, 8),
+        ({"CPU": 16, "GPU": 0}, 0),
+        ({"CPU": 1, "GPU": 8}, 0),
+    ],
+)
+def test_how_many_workers_fit_on_a_machine(wanted: dict[str, float], fits: int) -> None:
+    assert _fitting({"CPU": 8.0, "GPU": 4.0}, wanted) == fits
+
+
+@pytest.mark.parametrize(
+    "options", [{"workers": 0}, {"gpus_per_worker": -1}, {"gpus_per_worker": 1.5}, {"cpus_per_worker": -0.5}], ids=str
+)
+def test_numbers_that_cannot_be_are_refused(options: dict) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        RayWorkers(**options)
+
+
+def test_without_ray_one_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(BackendMissingError, match=r"pip install 'steerlab\[ray\]'"):
+        list(RayWorkers()([], SweepCheck()))
+
+
+# --- a cluster ----------------------------------------------------------------------------------------------------
+
+
+def kill_a_busy_worker(program: subprocess.Popen, seconds: float = 240) -> int:
+    """Kills the first worker of a program that is seen measuring a cell; its process id."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert program.poll() is None, program.communicate()
+        for process in psutil.process_iter(["pid", "cmdline"]):
+            line = " ".join(process.info["cmdline"] or ())
+            if line.startswith("ray::Worker.run") and is_descendant(process, program.pid):
+                process.kill()
+                return process.pid
+        time.sleep(0.02)
+    raise AssertionError("no worker was seen at work")
+
+
+def is_descendant(process: psutil.Process, ancestor: int) -> bool:
+    try:
+        return ancestor in [parent.pid for parent in process.parents()]
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.slow
+@needs_ray
+def test_workers_give_the_rows_of_one_process_though_one_is_killed_and_a_cell_fails(
+    tiny_llama_path: Path, tmp_path: Path
+) -> None:
+    other = build_tiny_llama(tmp_path / "other", seed=1)
+    models = [str(tiny_llama_path), str(other)]
+    root = PROGRAM.parents[2]
+    program = subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(tmp_path / "ray"), *models],
+        cwd=root,
+        env={**psutil.Process().environ(), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    killed = kill_a_busy_worker(program)
+    out, err = program.communicate(timeout=300)
+    assert program.returncode == 0, err
+    told = yaml.safe_load(out.splitlines()[-1])
+    from tests.experiment.ray_sweep import cells_of
+
+    alone = run_sweep(cells_of(models), tmp_path / "alone", run=run_locally)
+    assert told["measured"] == alone.measured == 6
+    assert [text for text in told["warnings"] if f":{killed} was lost" in text], told
+    summaries = [pd.read_parquet(tmp_path / name / "summary.parquet") for name in ("ray", "alone")]
+    pd.testing.assert_frame_equal(*summaries, check_exact=True)
+    assert Counter(summaries[0].status) == {"done": 6, "failed": 1}
+    assert summaries[0].error[6].startswith("HookPointError: Layer 9")
+    files = [(tmp_path / name / "sweep.parquet").read_bytes() for name in ("ray", "alone")]
+    assert files[0] == files[1], "the same rows to the bit"
+    left = [p for p in psutil.process_iter(["cmdline"]) if is_descendant(p, program.pid)]
+    assert left == []
