@@ -90,8 +90,9 @@ def _gradient_kernel(
     start, scaled_start = logits + row * stride, scaled + row * scaled_stride
     edge = tl.load(edges + row) if HAS_EDGE else 0
     cut = tl.load(scaled_start + edge) if HAS_EDGE else 0.0
-    highest, whole, mass, moment = _row_sums(start, scaled_start, width, cut, edge, inverse, BLOCK, HAS_EDGE)
-    mean = moment / mass
+    found = _row_sums(start, scaled_start, width, cut, edge, inverse, BLOCK, HAS_EDGE)
+    highest, whole, mass = found[0], found[1], found[2]
+    mean = found[3] / mass
     token = tl.load(tokens + row)
     by_p = tl.load(by + row * 3)
     by_q = tl.load(by + row * 3 + 1) * inverse
