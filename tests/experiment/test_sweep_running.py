@@ -3,6 +3,7 @@ import os
 import warnings
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,6 +18,7 @@ from tests.experiment.sweep_cells import added, cell, cells
 from tests.tiny_models import build_tiny_llama
 
 NO_CHECK = SweepCheck(run=False)
+CLOSE: Any = {"rtol": 1e-5, "atol": 1e-6}  # what is measured twice with several threads may differ in its last bits
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +77,11 @@ def test_a_sweep_cut_off_goes_on_where_it_stopped(
     result = run_sweep(wanted, tmp_path / "s", check=NO_CHECK)
     assert (result.reused, result.measured) == (2, 2)
     assert {key: cell_files(tmp_path / "s")[key] for key in before} == before
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "s" / "sweep.parquet"), whole, check_exact=True)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "s" / "sweep.parquet"), whole, **CLOSE)
     again = run_sweep(wanted, tmp_path / "s", run=stopping_after(0), check=NO_CHECK)
     assert (again.reused, again.measured) == (4, 0)
     assert again.rows is not None
-    pd.testing.assert_frame_equal(again.rows, whole, check_exact=True)
+    pd.testing.assert_frame_equal(again.rows, whole, **CLOSE)
 
 
 def test_a_sweep_that_grows_measures_what_is_new(tiny_llama_path: Path, tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_a_sweep_that_grows_measures_what_is_new(tiny_llama_path: Path, tmp_path
     assert first.rows is not None
     assert grown.rows is not None
     second = grown.rows[grown.rows.cell == 1].reset_index(drop=True)
-    pd.testing.assert_frame_equal(second.assign(cell=0), first.rows, check_exact=True)
+    pd.testing.assert_frame_equal(second.assign(cell=0), first.rows, **CLOSE)
     shrunk = run_sweep(cells([tiny_llama_path], [1]), tmp_path / "s", check=NO_CHECK)
     assert shrunk.rows is not None
     assert set(shrunk.rows.layer) == {1}
@@ -115,7 +117,7 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(
     assert "2 failed" in str(result)
     assert result.rows is not None
     assert sorted(set(result.rows.cell)) == [0, 3]
-    pd.testing.assert_series_equal(result.rows.value, whole.value[whole.model == "llama"], check_exact=True)
+    pd.testing.assert_series_equal(result.rows.value, whole.value[whole.model == "llama"], **CLOSE)
     recorded = json.loads((tmp_path / "s" / "errors" / f"{result.summary.key[1]}.json").read_text())
     assert recorded["error"] == result.summary.error[1]
     assert "Traceback" in recorded["traceback"]
