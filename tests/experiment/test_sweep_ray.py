@@ -115,8 +115,13 @@ def test_workers_give_the_rows_of_one_process_though_one_is_killed_and_a_cell_fa
         stderr=subprocess.PIPE,
         text=True,
     )
-    killed = kill_a_busy_worker(program)
-    out, err = program.communicate(timeout=300)
+    try:
+        killed = kill_a_busy_worker(program)
+        out, err = program.communicate(timeout=300)
+    finally:
+        if program.poll() is None:
+            program.kill()
+            program.communicate()
     assert program.returncode == 0, err
     told = yaml.safe_load(out.splitlines()[-1])
     from tests.experiment.ray_sweep import cells_of
