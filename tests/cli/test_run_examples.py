@@ -1,8 +1,7 @@
-"""The shipped examples run; `make demo` runs what `examples/sentiment.yaml` describes."""
+"""A shipped example runs; `make demo` runs what `examples/sentiment.yaml` describes."""
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import steerlab as sl
@@ -27,18 +26,3 @@ def test_select(steerlab, tmp_path: Path) -> None:
     assert exp.results.confirmations[0].look == 1
     assert exp.effects[0].verdict == "effect"
     assert (exp.path / "report.html").is_file()
-
-
-@pytest.mark.slow
-def test_sweep(steerlab, tmp_path: Path) -> None:
-    done = steerlab("run", copied("sweep.yaml", tmp_path))
-    assert done.code == 0, (done.err, done.exception)
-    summary = pd.read_parquet(tmp_path / "runs" / "sweep-example" / "summary.parquet")
-    assert summary[["method", "layer"]].to_numpy().tolist() == [
-        ["mean_diff", 10],
-        ["mean_diff", 18],
-        ["pca_uncentred", 10],
-        ["pca_uncentred", 18],
-    ]
-    assert set(summary.status) == {"done"}
-    assert (summary.slope > 0).all()
