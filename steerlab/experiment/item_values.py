@@ -1,14 +1,12 @@
 """The metric of every item under each of several plans."""
 
 from collections.abc import Sequence
-from numbers import Real
 
 import numpy as np
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import InputError
 from steerlab.core.targets import Targets
-from steerlab.experiment.metrics import Metric
+from steerlab.experiment.metrics import Metric, value_of
 from steerlab.steering.plan import Plan
 
 
@@ -31,16 +29,9 @@ def item_values(engine: Engine, plans: Sequence[Plan | None], targets: Targets, 
     return np.array(
         [
             [
-                _value(metric, found[: len(item.positives)], found[len(item.positives) :], index)
+                value_of(metric, found[: len(item.positives)], found[len(item.positives) :], index)
                 for index, (item, found) in enumerate(zip(targets, np.split(part, cuts), strict=True))
             ]
             for part in np.split(log_probs, len(plans))
         ]
     )
-
-
-def _value(metric: Metric, positive: np.ndarray, negative: np.ndarray, item: int) -> float:
-    value = metric(positive, negative)
-    if not isinstance(value, Real) or not np.isfinite(float(value)):
-        raise InputError(f"The metric gave {value!r} for item {item}; it must give a finite number.")
-    return float(value)

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable
+from numbers import Real
 from types import CodeType
 from typing import Any, Final
 
@@ -97,3 +98,15 @@ def _source(function: Any) -> str:
 def _bytecode(code: CodeType) -> bytes:
     constants = [_bytecode(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts]
     return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])
+
+
+def value_of(metric: Metric, positive: np.ndarray, negative: np.ndarray, item: int) -> float:
+    """One item's value.
+
+    Raises:
+        InputError: if the metric gives something else than a finite number.
+    """
+    value = metric(positive, negative)
+    if not isinstance(value, Real) or not np.isfinite(float(value)):
+        raise InputError(f"The metric gave {value!r} for item {item}; it must give a finite number.")
+    return float(value)

@@ -1,7 +1,6 @@
 """Sweeps: the exact scores of every item, for every arm and dose, and the metric made of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from steerlab.core.errors import InputError
 from steerlab.core.targets import Targets
 from steerlab.core.text import encode_prompt
 from steerlab.experiment.controls import Arm
-from steerlab.experiment.metrics import Metric
+from steerlab.experiment.metrics import Metric, value_of
 from steerlab.steering.plan import Plan
 
 TOKENS_PER_CALL = {"vllm": 200_000}
@@ -135,15 +134,8 @@ def item_rows(
     for index, item in enumerate(targets):
         cut, stop = start + len(item.positives), start + len(item.targets)
         positive, negative = log_probs[start:cut], log_probs[cut:stop]
-        value = _value(metric, positive, negative, index)
+        value = value_of(metric, positive, negative, index)
         means = (float(positive.mean()), float(negative.mean()), float(edited[start:stop].mean()))
         rows.append((arm.family, arm.draw, dose, index, item.group, value, *means, *same))
         start = stop
     return pd.DataFrame(rows, columns=ROW_COLUMNS)
-
-
-def _value(metric: Metric, positive: np.ndarray, negative: np.ndarray, item: int) -> float:
-    value = metric(positive, negative)
-    if not isinstance(value, Real) or not np.isfinite(float(value)):
-        raise InputError(f"The metric gave {value!r} for item {item}; it must give a finite number.")
-    return float(value)
