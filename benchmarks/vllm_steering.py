@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from importlib.metadata import entry_points
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ SHAPES = {
     },
 }
 STOCK = "stock"
+TIE = 0.02
+"""Nats; TF32, in which vLLM's attention multiplies float32 on a GPU, moves the logits of the small model by as much."""
 
 
 def main() -> None:
@@ -68,6 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="correctness only")
     parser.add_argument("--profile", action="store_true", help="profile one steered call, all layers wired")
     parser.add_argument("--hotwire", action="store_true", help="the plugin hotwire-vllm in the same rounds")
+    parser.add_argument("--one-layer", action="store_true", help="without the engine whose every layer is wired")
     parser.add_argument("--shape", default="1b", choices=SHAPES)
     parser.add_argument("--model", help="a model directory; by default a random one is made")
     parser.add_argument("--requests", type=int, default=256)
@@ -75,6 +79,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256, help="new tokens per request")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--eager", action="store_true", help="check without compilation and CUDA graphs")
     parser.add_argument("--memory", type=float, default=0.25, help="share of the device's memory for each engine")
     return parser.parse_args()
 
@@ -149,14 +154,19 @@ def compare(options: argparse.Namespace) -> None:
         if options.hotwire:
             arms += hotwire_arms(options, stack)
         n_layers = SHAPES[options.shape]["num_hidden_layers"]
-        arms += steered_arms("one layer", [n_layers // 2], ("unsteered", "steered"), options, stack)
-        arms += steered_arms("all layers", list(range(n_layers)), ("unsteered", "dose 0", "steered"), options, stack)
+        names = ("unsteered", "dose 0", "steered") if options.one_layer else ("unsteered", "steered")
+        arms += steered_arms("one layer", [n_layers // 2], names, options, stack)
+        if not options.one_layer:
+            every = list(range(n_layers))
+            arms += steered_arms("all layers", every, ("unsteered", "dose 0", "steered"), options, stack)
         for arm in arms:  # warm-up: kernels, host paths, and vectors on their way to the workers
             arm.reset()
             arm.run()
-        for _ in range(options.rounds):
+        for number in range(options.rounds):
             for arm in arms:
                 arm.round(options.requests * options.tokens)
+            rates = "; ".join(f"{arm.engine}, {arm.name} {arm.rates[-1]:,.0f}" for arm in arms)
+            print(f"round {number + 1} of {options.rounds}, tokens a second: {rates}", flush=True)
         if options.profile:
             profile(arms[-1])
     report(arms, options)
@@ -317,7 +327,9 @@ def report(arms: list[Arm], options: argparse.Namespace) -> None:
         median, rate = statistics.median(ratios), statistics.median(arm.rates)
         print(f"| {arm.engine} | {arm.name} | {rate:,.0f} | {median:.3f} | {min(ratios):.3f} | {max(ratios):.3f} |")
     plain, still, moved = arms[-3:]
-    print("\nAll layers wired, rows whose tokens are all the same, round by round (another split of the same work into")
+    print(
+        f"\nWired: {plain.engine}. Rows whose tokens are all the same, round by round (another split of the same work into"
+    )
     print("batches can change tokens in bfloat16: the first line says how often it does):\n")
     same = {
         "unsteered, this round and the one before": zip(plain.tokens[1:], plain.tokens, strict=False),
@@ -354,6 +366,7 @@ def check(options: argparse.Namespace) -> None:
         max_num_seqs=8,
         tensor_parallel_size=options.tensor_parallel,
         gpu_memory_utilization=0.5,
+        enforce_eager=options.eager,
     ) as engine:
         print("workers:", engine._running.workers)
         run = generator(engine, argparse.Namespace(tokens=24))
@@ -374,10 +387,10 @@ def check(options: argparse.Namespace) -> None:
     # vLLM's attention kernels multiply float32 as TF32 on a GPU, whatever the precision of other products is set to
     bound = 1e-2 if torch.cuda.is_available() else 2e-3
     outcomes = {
-        "a mixed batch equals the reference": mixed == [tokens for tokens, _ in expected],
+        "a mixed batch equals the reference": all(starmap(follows, zip(mixed, expected, strict=True))),
         "every row alone too": alone == mixed,
         "in another order, with a warm cache, too": again == mixed,
-        "unsteered rows are the model's own": plain == [tokens for tokens, _ in unsteered],
+        "unsteered rows are the model's own": all(starmap(follows, zip(plain, unsteered, strict=True))),
         "dose 0 keeps every token": still == plain,
         "steering changed something": sum(a != b for a, b in zip(mixed, plain, strict=True)) >= 4,
         f"activations equal the reference (relative deviation {deviation:.1e})": deviation < bound,
@@ -385,8 +398,18 @@ def check(options: argparse.Namespace) -> None:
     }
     for name, holds in outcomes.items():
         print("ok  " if holds else "FAIL", name)
+    pairs = [*zip(mixed, expected, strict=True), *zip(plain, unsteered, strict=True)]
+    n_same = sum(found == tokens for found, (tokens, *_) in pairs)
+    print(f"{n_same} of {len(pairs)} rows equal the reference token by token, others up to a tie")
     print(torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
     raise SystemExit(0 if all(outcomes.values()) else 1)
+
+
+def follows(found: list[int], expected: tuple[list[int], dict, list[float]]) -> bool:
+    """Whether tokens are the reference's up to where its two best logits are closer than rounding keeps apart."""
+    tokens, _, margins = expected
+    differing = next((i for i, (a, b) in enumerate(zip(found, tokens, strict=True)) if a != b), None)
+    return differing is None or margins[differing] < TIE
 
 
 def check_plans(width: int) -> list:
@@ -414,8 +437,11 @@ def check_plans(width: int) -> list:
     ]
 
 
-def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[list[int], dict]:
-    """Greedy tokens and the prompt's streams from Hugging Face, with the plan carried out by hooks, without a cache."""
+def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[list[int], dict, list[float]]:
+    """Greedy tokens, the prompt's streams and every token's lead over the next best, in nats.
+
+    From Hugging Face, with the plan carried out by hooks, without a cache.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -425,7 +451,7 @@ def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[lis
 
     if model_path not in _MODELS:
         _MODELS[model_path] = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
-    model, tokens, streams = _MODELS[model_path], list(prompt), {}
+    model, tokens, streams, margins = _MODELS[model_path], list(prompt), {}, []
     run = PlanRun(plan or Plan(), 1)
 
     def hook(layer):
@@ -446,11 +472,13 @@ def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[lis
             for _ in range(count):
                 run.begin(RowPositions.of_rows([len(tokens)], [len(prompt)]))
                 logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-                tokens.append(int(logits.argmax()))
+                best = logits.topk(2)
+                margins.append(float(best.values[0] - best.values[1]))
+                tokens.append(int(best.indices[0]))
     finally:
         for handle in handles:
             handle.remove()
-    return tokens[len(prompt) :], streams
+    return tokens[len(prompt) :], streams, margins
 
 
 _MODELS: dict = {}

@@ -318,10 +318,10 @@ def test_greedy_and_plain_rows_need_no_measuring(engine, seen):
     assert rows[0].token_log_qs == [0.0, 0.0, 0.0]
     rows = engine.generate([PREFIX], max_new_tokens=3)
     assert rows[0].token_log_qs == rows[0].token_log_probs
-    assert not any(outcome.at for outcomes in seen for outcome in outcomes)
+    assert not any(len(outcome.at) for outcomes in seen for outcome in outcomes)
     rows = engine.generate([PREFIX], policy=NUCLEUS, max_new_tokens=3, log_probs=False)
     assert all(math.isnan(q) for q in rows[0].token_log_qs)
-    assert not seen[-1][0].at
+    assert not len(seen[-1][0].at)
 
 
 def test_log_q_survives_preemption_and_chunks(engine):

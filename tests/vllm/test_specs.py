@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,10 +52,18 @@ def test_a_spec_survives_the_way_to_the_workers():
 
 def test_a_spec_is_told_from_what_others_put_there():
     for spec in (RequestSpec("7", "abc", (((0, 3), (5, 6)), ()), ((1, 2),)), RequestSpec("7", None, (), ((0, 1),))):
-        (body,) = spec.to_args().values()
-        assert RequestSpec.is_one(body)
-        assert not any(RequestSpec.is_one({**body, name: 1.5}) for name in body)
-        assert not any(RequestSpec.is_one({n: body[n] for n in body if n != name}) for name in body)
+        ((key, text),) = spec.to_args().items()
+        body = json.loads(text)
+
+        def read(changed, key=key):
+            return RequestSpec.of(Params({key: json.dumps(changed)}))
+
+        assert read(body) == spec
+        assert read(body | {"more": 1}) is None
+        assert all(read({**body, name: 1.5}) is None for name in body)
+        assert all(read({n: body[n] for n in body if n != name}) is None for name in body)
+        assert RequestSpec.of(Params({key: body})) is None
+        assert RequestSpec.of(Params({key: "a ticket"})) is None
 
 
 def test_a_block_is_named_by_the_edits_inside_it():

@@ -1,5 +1,6 @@
 """What happens before a model runs: versions, patches, configuration, and the search for its layers."""
 
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -92,9 +93,10 @@ def test_unsteered_requests_keep_their_block_keys():
 def test_what_is_not_ours_leaves_an_engine_without_steering_alone(body):
     from steerlab.engines.vllm.patches.block_keys import block_key
 
-    request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={KEY: body}))
-    assert block_key(request, 0, 16) is None
-    assert block_key(request, 16, 32) is None
+    for value in (body, json.dumps(body)):
+        request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={KEY: value}))
+        assert block_key(request, 0, 16) is None
+        assert block_key(request, 16, 32) is None
 
 
 @pytest.mark.vllm

@@ -1,10 +1,12 @@
 """A call's requests, carried out: plans to the workers, requests to vLLM, accounts back."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from steerlab.core.errors import ReceiptError
 from steerlab.engines.vllm.client import Client
@@ -29,20 +31,54 @@ def carry_out(client: Client, requests: Sequence[Request], what: str) -> list[Ou
     names = [f"{next(_numbers)}" for _ in requests]
     plans = {request.compiled.fingerprint: request.compiled for request in requests if request.compiled is not None}
     _hold(client, plans)
-    outputs = client.run([r.prompt() for r in requests], [_params(r, n) for r, n in _named(requests, names)], what)
+    named = list(_named(requests, names))
+    params = _Params()
+    outputs = client.run(_Lazy(lambda r: r.prompt(), requests), _Lazy(lambda row: params(*row), named), what)
     return _settled(client, requests, names, outputs)
+
+
+class _Lazy(Sequence[Any]):
+    """Items that are made when they are asked for, so that the first runs while the next ones are being made.
+
+    Args:
+        make: makes one.
+        items: what from.
+    """
+
+    def __init__(self, make: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        self._make, self._items = make, items
+
+    @override
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        return self._make(self._items[index])
 
 
 def _named(requests: Sequence[Request], names: Sequence[str]) -> Any:
     return zip(requests, names, strict=True)
 
 
-def _params(request: Request, name: str) -> Any:
-    from vllm import SamplingParams
+class _Params:
+    """VLLM's sampling parameters for the requests of a call. Checking them is dear, so equal ones are checked once."""
 
-    spec = request.spec(name)
-    # made for this request alone, so vLLM need not copy them in depth
-    return SamplingParams(**request.arguments, extra_args=None if spec is None else spec.to_args(), skip_clone=True)
+    def __init__(self) -> None:
+        self._checked: dict[int, Any] = {}
+
+    def __call__(self, request: Request, name: str) -> Any:
+        """Those of one request, named by its row."""
+        from vllm import SamplingParams
+
+        key = id(request.arguments)
+        if key not in self._checked:
+            # each is made for one request alone, so vLLM need not copy it in depth
+            self._checked[key] = SamplingParams(**request.arguments, skip_clone=True)
+        spec = request.spec(name)
+        params = copy(self._checked[key])
+        params.extra_args = None if spec is None else spec.to_args()
+        return params
 
 
 def _hold(client: Client, plans: Mapping[str, CompiledPlan]) -> None:
@@ -132,8 +168,8 @@ class Settled:
         streams = self._arrays.get(f"streams.{row}")
         if streams is not None:
             outcome.streams |= dict(zip(self.header["layers"], streams, strict=True))
-        at = self.of("at", row).tolist()
-        if at:  # of pipeline stages only the last one measures
+        at = self.of("at", row)
+        if len(at):  # of pipeline stages only the last one measures
             outcome.at, outcome.measured = at, self.of("measured", row).reshape(-1, len(at))
             outcome.distribution = self._arrays.get(f"distribution.{row}")
 

@@ -80,6 +80,11 @@ class Client:
     def run(self, prompts: Sequence[Mapping[str, Any]], params: Sequence[Any], what: str) -> list[Any]:
         """VLLM's outputs, in the order of the prompts.
 
+        Args:
+            prompts: as vLLM takes them; each is asked for once, when it is submitted.
+            params: one for each, asked for as often.
+            what: names the call.
+
         Raises:
             EngineError: if a worker dies on the way.
         """
@@ -87,7 +92,7 @@ class Client:
 
         bar = functools.partial(_bar, what)
         try:
-            return self.llm.generate(list(prompts), list(params), use_tqdm=bar)
+            return self.llm.generate(prompts, params, use_tqdm=bar)
         except EngineDeadError as error:
             raise EngineError(_DEAD) from error
 

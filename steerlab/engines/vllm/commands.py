@@ -68,19 +68,32 @@ def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray
 
 def _counted(wired: Wired, accounts: dict[str, Account]) -> dict[str, np.ndarray]:
     """Accounts as arrays: entries of all rows one after the other, and how many each row has."""
-    tallies = wired.state.tallies(accounts.values())
-    read = [[p for positions, _ in account.read for p in positions] for account in accounts.values()]
-    measured = [gathered(account) for account in accounts.values()]
-    parts = {
-        "ran": [np.array(account.ran, dtype=np.int64).reshape(-1, 2) for account in accounts.values()],
-        "edits": [edits for edits, _ in tallies],
-        "tally": [values.astype(np.float64) for _, values in tallies],
-        "read": [np.array(positions, dtype=np.int64) for positions in read],
-        "at": [at for at, _ in measured],
-        "measured": [values.ravel() for _, values in measured],
+    every = list(accounts.values())
+    tallies = wired.state.tallies(every)
+    measured = [gathered(account) for account in every]
+    read = [[p for positions, _ in account.read for p in positions] for account in every]
+    ran = [account.ran for account in every]
+    joined = {
+        "ran": np.array([run for runs in ran for run in runs], dtype=np.int64).reshape(-1, 2),
+        "edits": _joined([edits for edits, _ in tallies], np.int64),
+        "tally": _joined([values for _, values in tallies], np.float64).reshape(-1, 2),
+        "read": np.array([p for positions in read for p in positions], dtype=np.int64),
+        "at": _joined([at for at, _ in measured], np.int64),
+        "measured": _joined([values.ravel() for _, values in measured], np.float32),
     }
-    sizes = {f"n_{name}": np.array([len(part) for part in rows], dtype=np.int64) for name, rows in parts.items()}
-    return {name: np.concatenate(rows) for name, rows in parts.items() if rows} | sizes
+    sizes = {
+        "ran": map(len, ran),
+        "edits": [len(edits) for edits, _ in tallies],
+        "tally": [len(edits) for edits, _ in tallies],
+        "read": map(len, read),
+        "at": [len(at) for at, _ in measured],
+        "measured": [values.size for _, values in measured],
+    }
+    return joined | {f"n_{name}": np.fromiter(counts, dtype=np.int64) for name, counts in sizes.items()}
+
+
+def _joined(parts: list[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype=dtype)
 
 
 def _streams(accounts: dict[str, Account]) -> dict[str, np.ndarray]:

@@ -294,7 +294,7 @@ class VLLMEngine:
             raise InputError("This engine was started with score_bytes=0, so it cannot score.")
         plans = planner.plans(plan, 1 + max(i for i, _, _, _ in pairs))
         requests = score_requests(pairs, plans, planner, self.tokenizer, measures)
-        submitted, places = shared(requests)
+        submitted, places = shared(pairs, requests)
         outcomes = carry_out(self._running, submitted, "score")
         lengths = [len(request.token_ids) for request in requests]
         self._keep(requests, [outcomes[place.rest] for place in places], lengths)

@@ -142,7 +142,7 @@ class GenerationCall:
         """
         if not self._asks_for_q:
             return None
-        found = dict(zip(outcome.at, outcome.measured[0].tolist(), strict=True)) if outcome.at else {}
+        found = dict(zip(outcome.at.tolist(), outcome.measured[0].tolist(), strict=True)) if len(outcome.at) else {}
         first = len(request.token_ids) - 1
         missing = [k for k in range(count) if first + k not in found]
         if missing:

@@ -19,8 +19,9 @@ def gathered(account: Account) -> tuple[np.ndarray, np.ndarray]:
     if not account.measured:
         return np.zeros(0, dtype=np.int64), np.zeros((len(names), 0), dtype=np.float32)
     at, last = _last_of_each(account.measured)
-    values = [np.concatenate([part.values(name) for part in account.measured])[last] for name in names]
-    return at, np.stack(values).astype(np.float32) if values else np.zeros((0, len(at)), dtype=np.float32)
+    if len(account.measured) == 1:
+        return at, account.measured[0].values(names)
+    return at, np.concatenate([part.values(names) for part in account.measured], axis=1)[:, last]
 
 
 def gathered_distribution(account: Account) -> np.ndarray | None:

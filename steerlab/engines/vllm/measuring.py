@@ -68,11 +68,20 @@ class Found:
 
     values: dict[Any, Tensor] = field(default_factory=dict)
     distributions: dict[int, Tensor] = field(default_factory=dict)  # by first row of a request, on the host
+    _stacked: dict[tuple[Any, ...], np.ndarray] = field(default_factory=dict)
 
     @functools.cached_property
     def host(self) -> dict[Any, np.ndarray]:
         """The values, once everything that computes them has run."""
-        return {name: value.cpu().numpy() for name, value in self.values.items()}
+        return {name: value.float().cpu().numpy() for name, value in self.values.items()}
+
+    def rows(self, names: tuple[Any, ...]) -> np.ndarray:
+        """Some of the values, float32 [names, rows]."""
+        if names not in self._stacked:
+            width = len(next(iter(self.host.values())))
+            chosen = [self.host[name] for name in names]
+            self._stacked[names] = np.stack(chosen) if chosen else np.zeros((0, width), dtype=np.float32)
+        return self._stacked[names]
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,9 @@ class Part:
     found: Found
     row: int
 
-    def values(self, name: Any) -> np.ndarray:
-        """One quantity of these predictions."""
-        return self.found.host[name][self.row : self.row + self.count]
+    def values(self, names: tuple[Any, ...]) -> np.ndarray:
+        """Some quantities of these predictions, float32 [names, count]."""
+        return self.found.rows(names)[:, self.row : self.row + self.count]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
-from steerlab.engines.vllm.specs import RequestSpec, Runs, ScoreSpec
+from steerlab.engines.vllm.specs import Family, RequestSpec, Runs, ScoreSpec
 from steerlab.steering.assign import AssignedPlan
 
 
@@ -27,6 +27,7 @@ class Request:
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
         cache_salt: the caller's own salt for the prefix cache.
+        family: names requests of its call that begin with the same tokens and edits, and how many.
     """
 
     prompt_index: int
@@ -40,6 +41,7 @@ class Request:
     score: ScoreSpec | None = None
     draw: bool = False
     cache_salt: str | None = None
+    family: Family | None = None
 
     @property
     def has_work(self) -> bool:
@@ -51,7 +53,7 @@ class Request:
         if not self.has_work:
             return None
         plan = None if self.compiled is None else self.compiled.fingerprint
-        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw)
+        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.family)
 
     def prompt(self) -> dict[str, Any]:
         """As vLLM takes a prompt."""
@@ -69,7 +71,7 @@ class Outcome:
         tally: per edit of the plan, tokens edited and summed ‖Δx‖/‖x‖.
         read: positions that were read, in order.
         streams: per layer, their activations, float32 [positions, d_model].
-        at: which predictions were measured, in order: tokens of its `score`, or for log q the positions.
+        at: which predictions were measured, each once and in order: tokens of its `score`, or for log q the positions.
         measured: per quantity with one value a prediction, those values, float32 [quantities, predictions].
         distribution: log-distributions of these predictions, float32 [predictions, d_vocab], if asked for.
     """
@@ -79,6 +81,6 @@ class Outcome:
     tally: dict[int, tuple[float, float]] = field(default_factory=dict)
     read: list[int] = field(default_factory=list)
     streams: dict[int, Any] = field(default_factory=dict)
-    at: list[int] = field(default_factory=list)
+    at: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     measured: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     distribution: np.ndarray | None = None

@@ -7,6 +7,7 @@ measures that for all. So a prompt that fills its cache blocks exactly is not ru
 a single token take one request together.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from steerlab.core.text import EncodedPair, EncodedPrompt
 from steerlab.engines.vllm.encoding import raise_error
 from steerlab.engines.vllm.planning import Planner, Ready
 from steerlab.engines.vllm.requests import Outcome, Request
-from steerlab.engines.vllm.specs import ScoreSpec, clip
+from steerlab.engines.vllm.specs import Family, ScoreSpec, clip
 from steerlab.engines.vllm.targeting import Row
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb
 from steerlab.steering.content import PromptContent
@@ -26,6 +27,7 @@ from steerlab.steering.content import PromptContent
 Pair = tuple[int, int, EncodedPrompt, EncodedPair]
 Measures = Mapping[str, Callable[..., Any]]
 
+_numbers = itertools.count()
 ARGUMENTS = {"temperature": 0.0, "max_tokens": 1, "detokenize": False, "ignore_eos": True}
 POSSIBLE = (TokenLogProb, PolicyEntropy, PolicyLogQ, LogDistribution)
 
@@ -61,7 +63,8 @@ def score_requests(
         PlanError: for a plan that cannot run here.
     """
     asked = tuple(dict.fromkeys(measures))
-    contents = {i: PromptContent(i, len(plans), p.token_ids, p.text, tokenizer) for i, _, p, _ in pairs}
+    prompts = {i: prompt for i, _, prompt, _ in pairs}
+    contents = {i: PromptContent(i, len(plans), p.token_ids, p.text, tokenizer) for i, p in prompts.items()}
     return [
         _request(row, pair, raise_error(plans[pair[0]]), planner, contents[pair[0]], asked)
         for row, pair in enumerate(pairs)
@@ -74,7 +77,7 @@ def _request(
     index, _, _, ids = pair
     assigned, compiled = ready
     n_context = len(ids.context_ids)
-    tokens = (*ids.context_ids, *ids.target_ids[:-1])
+    tokens = ids.context_ids + ids.target_ids[:-1]
     return Request(
         prompt_index=index,
         row_index=row,
@@ -102,23 +105,28 @@ class Place:
     rest: int
 
 
-def shared(requests: Sequence[Request]) -> tuple[list[Request], list[Place]]:
-    """What to submit for some pairs, and where each finds its own."""
+def shared(pairs: Sequence[Pair], requests: Sequence[Request]) -> tuple[list[Request], list[Place]]:
+    """What to submit for some pairs, whose own requests these are, and where each finds its own."""
     families: dict[Any, list[int]] = {}
-    for row, request in enumerate(requests):
-        families.setdefault(_before_target(request), []).append(row)
+    contexts = _Numbered()
+    for row, (pair, request) in enumerate(zip(pairs, requests, strict=True)):
+        families.setdefault((contexts(pair[3].context_ids), _edits_before_target(request)), []).append(row)
     submitted: dict[int, Request] = {}
     places: dict[int, tuple[int, int, int]] = {}
     for rows in families.values():
         host = min(rows, key=lambda row: len(_score(requests[row]).tokens) > 1)  # the first of one token, if any
         guests = [row for row in rows if row != host]
-        submitted[host] = _hosting(requests[host], [_score(requests[row]).tokens[0] for row in guests])
+        family = (f"{next(_numbers)}", _score(requests[host]).start + 1) if guests else None
+        submitted[host] = requests[host]
+        if guests:
+            tokens = [_score(requests[row]).tokens[0] for row in guests]
+            submitted[host] = _hosting(requests[host], tokens, family)
         places[host] = (host, len(guests), host)
         for index, row in enumerate(guests):
             is_alone = len(_score(requests[row]).tokens) == 1
             places[row] = (host, index, host if is_alone else row)
             if not is_alone:
-                submitted[row] = _without_first(requests[row])
+                submitted[row] = _without_first(requests[row], family)
     order = {row: index for index, row in enumerate(sorted(submitted))}
     found = [places[row] for row in range(len(requests))]
     return [submitted[row] for row in order], [Place(order[a], index, order[b]) for a, index, b in found]
@@ -129,22 +137,38 @@ def _score(request: Request) -> ScoreSpec:
     return request.score
 
 
-def _before_target(request: Request) -> Any:
-    """What a request runs up to the position that predicts its first token: equal for requests that can share it."""
+class _Numbered:
+    """Numbers tuples, equal ones alike; one that is shared by many targets is looked at once."""
+
+    def __init__(self) -> None:
+        self._by_content: dict[tuple[int, ...], int] = {}
+        self._by_identity: dict[int, int] = {}
+
+    def __call__(self, ids: tuple[int, ...]) -> int:
+        """The number of a tuple that outlives this object."""
+        if id(ids) not in self._by_identity:
+            self._by_identity[id(ids)] = self._by_content.setdefault(ids, len(self._by_content))
+        return self._by_identity[id(ids)]
+
+
+def _edits_before_target(request: Request) -> Any:
+    """What is edited up to the position that predicts the first token: with the context, what requests can share."""
+    if request.compiled is None:
+        return None
     stop = _score(request).start + 1
-    edits = None if request.compiled is None else request.compiled.fingerprint
-    return request.token_ids[:stop], edits, tuple(clip(runs, 0, stop) for runs in request.groups)
+    return request.compiled.fingerprint, tuple(clip(runs, 0, stop) for runs in request.groups)
 
 
-def _hosting(request: Request, tokens: Sequence[int]) -> Request:
+def _hosting(request: Request, tokens: Sequence[int], family: Family | None) -> Request:
     """A request that measures some other tokens at its first position, before its own."""
     score = _score(request)
-    return replace(request, score=replace(score, tokens=(*tokens, *score.tokens), n_first=len(tokens) + 1))
+    hosting = ScoreSpec(score.start, (*tokens, *score.tokens), score.measures, n_first=len(tokens) + 1)
+    return replace(request, score=hosting, family=family)
 
 
-def _without_first(request: Request) -> Request:
+def _without_first(request: Request, family: Family | None) -> Request:
     score = _score(request)
-    return replace(request, score=replace(score, start=score.start + 1, tokens=score.tokens[1:]))
+    return replace(request, score=ScoreSpec(score.start + 1, score.tokens[1:], score.measures), family=family)
 
 
 def measured_of(
@@ -169,8 +193,8 @@ def _found(pair: Pair, request: Request, outcome: Outcome) -> dict[Quantity, np.
     """All that one request was to measure."""
     index, target, _, _ = pair
     score = _score(request)
-    if outcome.at != list(range(len(score.tokens))):
-        missing = sorted({score.position(i) for i in set(range(len(score.tokens))) - set(outcome.at)})
+    if len(outcome.at) != len(score.tokens):  # each at most once
+        missing = sorted({score.position(i) for i in set(range(len(score.tokens))) - set(outcome.at.tolist())})
         raise ReceiptError(
             f"Target {target} of prompt {index}: of {len(score.tokens)} predictions {len(outcome.at)} were measured; "
             f"missing is what positions {_listed(missing)} predict. They were read from the prefix cache or not run at "

@@ -1,9 +1,12 @@
 """What a request carries to the workers: which plan, at which absolute positions, and what to read and measure.
 
-It travels in `SamplingParams.extra_args`, as plain lists, numbers and strings. Positions are absolute, so that they
-mean the same in a chunked prefill, after a preemption, and past a prefix found in the cache.
+It travels in `SamplingParams.extra_args`, as one string of JSON: vLLM looks at every element of a list on its way.
+Positions are absolute, so that they mean the same in a chunked prefill, after a preemption, and past a prefix found in
+the cache.
 """
 
+import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +19,9 @@ from steerlab.measures.quantities import Quantity, from_json
 
 Runs = tuple[tuple[int, int], ...]
 """Positions as half-open intervals, in order and apart from each other."""
+
+Family = tuple[str, int]
+"""A name, and the number of leading tokens that all requests of that name share."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class RequestSpec:
         read: positions whose activations are wanted.
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
+        family: names requests that begin with the same tokens and edits, and how many; None if there are no others.
     """
 
     row: str
@@ -75,6 +82,7 @@ class RequestSpec:
     read: Runs = ()
     score: ScoreSpec | None = None
     draw: bool = False
+    family: Family | None = None
 
     def to_args(self) -> dict[str, Any]:
         """As `extra_args`."""
@@ -88,37 +96,16 @@ class RequestSpec:
             body["score"] = self.score.to_json()
         if self.draw:
             body["draw"] = True
-        return {KEY: body}
+        if self.family is not None:
+            body["family"] = self.family
+        return {KEY: json.dumps(body)}
 
     @classmethod
     def of(cls, sampling_params: Any) -> "RequestSpec | None":
-        """The steering that a request's sampling parameters carry, if any."""
+        """The steering that a request's sampling parameters carry; None if there is none, or it is not ours."""
         args = None if sampling_params is None else sampling_params.extra_args
-        if not args or KEY not in args:
-            return None
-        body = args[KEY]
-        return cls(
-            body["row"],
-            body["plan"],
-            tuple(map(_paired, body["groups"])),
-            _paired(body["read"]),
-            ScoreSpec.from_json(body["score"]) if "score" in body else None,
-            "draw" in body,
-        )
-
-    @staticmethod
-    def is_one(body: Any) -> bool:
-        """Whether it is what `to_args` writes."""
-        if not isinstance(body, Mapping) or body.keys() - {"score", "draw"} != {"row", "plan", "groups", "read"}:
-            return False
-        if not _can_be_measured(body):
-            return False
-        return (
-            isinstance(body["row"], str)
-            and isinstance(body["plan"], str | None)
-            and isinstance(body["groups"], list | tuple)
-            and all(map(_are_bounds, (*body["groups"], body["read"])))
-        )
+        text = args.get(KEY) if args else None
+        return _read(text) if isinstance(text, str) else None
 
     def key_between(self, start: int, stop: int) -> str | None:
         """Names the edits at positions start ≤ p < stop; None if there are none."""
@@ -178,7 +165,7 @@ def _are_bounds(bounds: Any) -> bool:
 
 
 def _packed(tokens: Sequence[int]) -> str:
-    """Ids as one string: vLLM looks at every element of a list on its way."""
+    """Ids as one string, which is read sooner than a list."""
     return np.array(tokens, dtype="<i4").tobytes().hex()
 
 
@@ -186,15 +173,38 @@ def _unpacked(packed: str) -> tuple[int, ...]:
     return tuple(np.frombuffer(bytes.fromhex(packed), dtype="<i4").tolist())
 
 
-def _can_be_measured(body: Mapping[str, Any]) -> bool:
-    """Whether what is to be measured, if anything, can be read."""
+@functools.lru_cache(maxsize=1024)
+def _read(text: str) -> RequestSpec | None:
+    """What `to_args` wrote, if it did. Scheduler and worker may share a process, and ask for the same one."""
     try:
-        score = ScoreSpec.from_json(body["score"]) if "score" in body else None
-    except (InputError, PolicyError, KeyError, TypeError, ValueError):
+        body = json.loads(text)
+        if not (_REQUIRED <= body.keys() <= _REQUIRED | _OPTIONAL and _are_sound(body)):
+            return None
+        return RequestSpec(
+            body["row"],
+            body["plan"],
+            tuple(map(_paired, body["groups"])),
+            _paired(body["read"]),
+            ScoreSpec.from_json(body["score"]) if "score" in body else None,
+            "draw" in body,
+            tuple(body["family"]) if "family" in body else None,
+        )
+    except (InputError, PolicyError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "family"}
+
+
+def _are_sound(body: Mapping[str, Any]) -> bool:
+    """Whether the parts of what a request carries are of the right kinds."""
+    if not (isinstance(body["row"], str) and isinstance(body["plan"], str | None) and isinstance(body["groups"], list)):
         return False
-    if body.get("draw", True) is not True:
+    if body.get("draw", True) is not True or not all(map(_are_bounds, (*body["groups"], body["read"]))):
         return False
-    return score is None or (type(score.start) is int and type(score.n_first) is int)
+    if "family" in body and [type(part) for part in body["family"]] != [str, int]:
+        return False
+    return "score" not in body or (type(body["score"]["start"]) is int and type(body["score"]["n_first"]) is int)
 
 
 def _paired(bounds: Sequence[int]) -> Runs:

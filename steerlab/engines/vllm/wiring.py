@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.engines.vllm import runner_v1, runner_v2
 from steerlab.engines.vllm.config import SteeringConfig
@@ -11,6 +13,7 @@ from steerlab.engines.vllm.layers import attach, find_layers
 from steerlab.engines.vllm.measuring import Buffers, Measuring
 from steerlab.engines.vllm.patches import cpu_generators
 from steerlab.engines.vllm.probe import Probed, probe
+from steerlab.engines.vllm.row_sums import row_sums
 from steerlab.engines.vllm.steering_state import SteeringState
 from steerlab.engines.vllm.tables import Tables
 
@@ -92,6 +95,8 @@ def _measuring(worker: Any, config: SteeringConfig) -> Measuring | None:
     d_model = int(model_config.hf_text_config.hidden_size)
     head = find_head(worker.model_runner.get_model(), d_model, model_config.dtype, worker.device)
     buffers = Buffers.make(head, config.score_bytes, scheduler.max_num_batched_tokens, worker.device)
+    no_token = torch.zeros(1, dtype=torch.int64, device=worker.device)
+    row_sums(buffers.logits[:1].zero_(), no_token, head.n_valid, head.offset)  # builds the kernel before any request
     is_first = get_tp_group().rank_in_group == 0
     return Measuring(head, buffers, scheduler.max_num_seqs, keeps_distributions=is_first)
 

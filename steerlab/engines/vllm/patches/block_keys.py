@@ -11,7 +11,6 @@ import importlib
 import sys
 from typing import Any
 
-from steerlab.engines.vllm.config import KEY
 from steerlab.engines.vllm.specs import RequestSpec
 
 _NAME = "generate_block_hash_extra_keys"
@@ -31,6 +30,8 @@ def install() -> None:
     @functools.wraps(original)
     def with_steering(request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int) -> Any:
         found = original(request, start_token_idx, end_token_idx, start_mm_idx)
+        if request.__dict__.get(_EDITING, request) is None:  # a long prompt has a great many blocks
+            return found
         ours = block_key(request, start_token_idx, end_token_idx)
         if ours is None:
             return found
@@ -50,7 +51,7 @@ def block_key(request: Any, start: int, stop: int) -> str | None:
     Each block names the edits inside it only: its predecessors are part of its identity already.
     """
     kept = request.__dict__
-    if _EDITING not in kept:  # a long prompt has a great many blocks, and most requests edit none of them
+    if _EDITING not in kept:  # most requests edit nothing
         spec = spec_of(request)
         kept[_EDITING] = spec if spec is not None and spec.groups else None
     editing = kept[_EDITING]
@@ -59,9 +60,7 @@ def block_key(request: Any, start: int, stop: int) -> str | None:
 
 def spec_of(request: Any) -> RequestSpec | None:
     """What a scheduler's request carries under our name; None if that is nothing, or not ours."""
-    params = request.sampling_params
-    if params is None or not params.extra_args or KEY not in params.extra_args:
-        return None
-    if _PARSED not in request.__dict__:
-        request.__dict__[_PARSED] = RequestSpec.of(params) if RequestSpec.is_one(params.extra_args[KEY]) else None
-    return request.__dict__[_PARSED]
+    kept = request.__dict__
+    if _PARSED not in kept:
+        kept[_PARSED] = RequestSpec.of(request.sampling_params)
+    return kept[_PARSED]

@@ -1,0 +1,92 @@
+"""Wraps what `get_request_block_hasher` in `vllm.v1.core.kv_cache_utils` returns (also where it was imported by name).
+
+The scheduler's process names every block of a prompt by a hash, in Python, request by request: for hundreds of targets
+of one long prompt that is most of its work. Requests that say they are of one family take over the names of the blocks
+they share, after their tokens have been compared. Others are named as before.
+"""
+
+import functools
+import importlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from steerlab.engines.vllm.patches.block_keys import spec_of
+
+_NAME = "get_request_block_hasher"
+_SOURCE = "vllm.v1.core.kv_cache_utils"
+_IMPORTERS = ("vllm.v1.engine.core",)
+_MARK = "_steerlab_installed"
+
+REMEMBERED = 64
+"""Families whose names are kept."""
+
+
+def install() -> None:
+    """Patches the modules; a second call changes nothing."""
+    source = importlib.import_module(_SOURCE)
+    original = getattr(source, _NAME)
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def get_request_block_hasher(hash_block_size: int, *args: Any, **kwargs: Any) -> Any:
+        return FamilyHasher(original(hash_block_size, *args, **kwargs), hash_block_size)
+
+    setattr(get_request_block_hasher, _MARK, True)
+    setattr(source, _NAME, get_request_block_hasher)
+    for name in _IMPORTERS:  # one that is imported later takes the name from the source
+        if name in sys.modules and getattr(sys.modules[name], _NAME, None) is original:
+            setattr(sys.modules[name], _NAME, get_request_block_hasher)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is remembered of a family.
+
+    Attributes:
+        tokens: that its requests begin with.
+        salt: of their cache.
+        hashes: names of the whole blocks among them.
+    """
+
+    tokens: list[int]
+    salt: str | None
+    hashes: list[Any]
+
+
+class FamilyHasher:
+    """Names of a request's blocks that have none yet; of a family's first request some are remembered.
+
+    Args:
+        original: vLLM's own.
+        block_size: tokens that a name covers.
+    """
+
+    def __init__(self, original: Callable[[Any], list[Any]], block_size: int) -> None:
+        self._original, self._block_size = original, block_size
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    def __call__(self, request: Any) -> list[Any]:
+        """The names, in order of the blocks."""
+        spec = None if request.block_hashes else spec_of(request)
+        if spec is None or spec.family is None:
+            return self._original(request)
+        name, count = spec.family
+        known = self._known.get(name)
+        if known is None:
+            return self._first(request, name, count)
+        if request.cache_salt == known.salt and request.prompt_token_ids[: len(known.tokens)] == known.tokens:
+            request.block_hashes.extend(known.hashes)  # vLLM's own goes on after these
+        return self._original(request)
+
+    def _first(self, request: Any, name: str, count: int) -> list[Any]:
+        found = self._original(request)
+        n_blocks = min(count // self._block_size, len(found))
+        tokens = list(request.prompt_token_ids[: n_blocks * self._block_size])
+        self._known[name] = _Known(tokens, request.cache_salt, found[:n_blocks])
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return found
