@@ -327,10 +327,8 @@ def report(arms: list[Arm], options: argparse.Namespace) -> None:
         median, rate = statistics.median(ratios), statistics.median(arm.rates)
         print(f"| {arm.engine} | {arm.name} | {rate:,.0f} | {median:.3f} | {min(ratios):.3f} | {max(ratios):.3f} |")
     plain, still, moved = arms[-3:]
-    print(
-        f"\nWired: {plain.engine}. Rows whose tokens are all the same, round by round (another split of the same work into"
-    )
-    print("batches can change tokens in bfloat16: the first line says how often it does):\n")
+    print(f"\nWired: {plain.engine}. Rows whose tokens are all the same, round by round (another split of the same")
+    print("work into batches can change tokens in bfloat16: the first line says how often it does):\n")
     same = {
         "unsteered, this round and the one before": zip(plain.tokens[1:], plain.tokens, strict=False),
         "dose 0 and unsteered": zip(still.tokens, plain.tokens, strict=True),
