@@ -103,6 +103,8 @@ def _pair(
     d_vocab: int,
 ) -> EncodedPair:
     pair = encode_pair(tokenizer, prompt, _spelling(target, prefix), boundary=boundary, d_vocab=d_vocab)
+    if tokenizer is None:
+        return pair
     num_bytes = spelled_bytes(tokenizer, pair.context_ids, pair.target_ids)
     return replace(pair, target_ids=pair.target_ids + eos, variant=prefix, num_bytes=num_bytes)
 

@@ -69,7 +69,7 @@ class CaptureCall:
                 Request(
                     prompt_index=index,
                     row_index=index,
-                    token_ids=prompt.token_ids,
+                    first_ids=prompt.token_ids,
                     arguments=ARGUMENTS,
                     assigned=assigned,
                     compiled=compiled,
@@ -105,7 +105,7 @@ class CaptureCall:
         if len(positions) <= self.room:
             return [request]
         chunks = [positions[start : start + self.room] for start in range(0, len(positions), self.room)]
-        return [replace(request, read=_runs(chunk, len(request.token_ids))) for chunk in chunks]
+        return [replace(request, read=_runs(chunk, request.n_tokens)) for chunk in chunks]
 
     def take(self, request: Request, outcome: Outcome) -> None:
         """Keeps what one request read.

@@ -296,7 +296,7 @@ class VLLMEngine:
         requests = score_requests(pairs, plans, planner, self.tokenizer, measures)
         submitted, places = shared(pairs, requests)
         outcomes = carry_out(self._running, submitted, "score")
-        lengths = [len(request.token_ids) for request in requests]
+        lengths = [request.n_tokens for request in requests]
         self._keep(requests, [outcomes[place.rest] for place in places], lengths)
         return [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
 
@@ -347,7 +347,7 @@ class VLLMEngine:
             for request, outcome in zip(wave, carry_out(self._running, wave, "capture"), strict=True):
                 call.take(request, outcome)
                 last[request.row_index] = outcome
-        self._keep(requests, [last[r.row_index] for r in requests], [len(r.token_ids) for r in requests])
+        self._keep(requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests])
         return call.activations(requests)
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:

@@ -85,7 +85,7 @@ class GenerationCall:
             Request(
                 prompt_index=index,
                 row_index=index * self.n + sample,
-                token_ids=prompt.token_ids,
+                first_ids=prompt.token_ids,
                 arguments=self._arguments(index, sample),
                 assigned=assigned,
                 compiled=compiled,
@@ -143,7 +143,7 @@ class GenerationCall:
         if not self._asks_for_q:
             return None
         found = dict(zip(outcome.at.tolist(), outcome.measured[0].tolist(), strict=True)) if len(outcome.at) else {}
-        first = len(request.token_ids) - 1
+        first = request.n_tokens - 1
         missing = [k for k in range(count) if first + k not in found]
         if missing:
             raise ReceiptError(
@@ -164,4 +164,4 @@ class GenerationCall:
 
 def ran_tokens(request: Request, completion: Completion) -> int:
     """Tokens that the row's result rests on: the last sampled one drives nothing."""
-    return len(request.token_ids) + max(0, len(completion.token_ids) - 1)
+    return request.n_tokens + max(0, len(completion.token_ids) - 1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
-from steerlab.engines.vllm.specs import Family, RequestSpec, Runs, ScoreSpec
+from steerlab.engines.vllm.specs import RequestSpec, Runs, ScoreSpec, SharedPrefix
 from steerlab.steering.assign import AssignedPlan
 
 
@@ -18,7 +18,7 @@ class Request:
     Attributes:
         prompt_index: the caller's prompt.
         row_index: its place in the call's result.
-        token_ids: what is submitted.
+        first_ids: what is submitted.
         arguments: of vLLM's SamplingParams.
         assigned: the plan as assigned to the prompt; None if nothing is steered in this call.
         compiled: the plan in the operator's terms; None without edits.
@@ -27,12 +27,13 @@ class Request:
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
         cache_salt: the caller's own salt for the prefix cache.
-        family: names requests of its call that begin with the same tokens and edits, and how many.
+        prefix: names requests of its call that begin with the same tokens and edits, and how many.
+        further_ids: what is submitted after `first_ids`; requests with the same beginning hold it once.
     """
 
     prompt_index: int
     row_index: int
-    token_ids: tuple[int, ...]
+    first_ids: tuple[int, ...]
     arguments: Mapping[str, Any]
     assigned: AssignedPlan
     compiled: CompiledPlan | None = None
@@ -41,7 +42,18 @@ class Request:
     score: ScoreSpec | None = None
     draw: bool = False
     cache_salt: str | None = None
-    family: Family | None = None
+    prefix: SharedPrefix | None = None
+    further_ids: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All that is submitted."""
+        return self.first_ids + self.further_ids
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens are submitted."""
+        return len(self.first_ids) + len(self.further_ids)
 
     @property
     def has_work(self) -> bool:
@@ -53,12 +65,12 @@ class Request:
         if not self.has_work:
             return None
         plan = None if self.compiled is None else self.compiled.fingerprint
-        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.family)
+        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix)
 
     def prompt(self) -> dict[str, Any]:
         """As vLLM takes a prompt."""
         salt = {} if self.cache_salt is None else {"cache_salt": self.cache_salt}
-        return {"prompt_token_ids": list(self.token_ids), **salt}
+        return {"prompt_token_ids": [*self.first_ids, *self.further_ids], **salt}
 
 
 @dataclass

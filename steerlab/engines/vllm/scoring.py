@@ -19,7 +19,7 @@ from steerlab.core.text import EncodedPair, EncodedPrompt
 from steerlab.engines.vllm.encoding import raise_error
 from steerlab.engines.vllm.planning import Planner, Ready
 from steerlab.engines.vllm.requests import Outcome, Request
-from steerlab.engines.vllm.specs import Family, ScoreSpec, clip
+from steerlab.engines.vllm.specs import Runs, ScoreSpec, SharedPrefix, clip
 from steerlab.engines.vllm.targeting import Row
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb
 from steerlab.steering.content import PromptContent
@@ -76,16 +76,20 @@ def _request(
 ) -> Request:
     index, _, _, ids = pair
     assigned, compiled = ready
-    n_context = len(ids.context_ids)
-    tokens = ids.context_ids + ids.target_ids[:-1]
+    n_context, further = len(ids.context_ids), ids.target_ids[:-1]
+    groups: tuple[Runs, ...] = ()
+    if compiled is not None:
+        tokens = ids.context_ids + further
+        groups = planner.positions(compiled, Row(tokens, n_context, len(tokens), content))
     return Request(
         prompt_index=index,
         row_index=row,
-        token_ids=tokens,
+        first_ids=ids.context_ids,
+        further_ids=further,
         arguments=ARGUMENTS,
         assigned=assigned,
         compiled=compiled,
-        groups=planner.positions(compiled, Row(tokens, n_context, len(tokens), content)),
+        groups=groups,
         score=ScoreSpec(n_context - 1, ids.target_ids, measures),
     )
 
@@ -116,17 +120,17 @@ def shared(pairs: Sequence[Pair], requests: Sequence[Request]) -> tuple[list[Req
     for rows in families.values():
         host = min(rows, key=lambda row: len(_score(requests[row]).tokens) > 1)  # the first of one token, if any
         guests = [row for row in rows if row != host]
-        family = (f"{next(_numbers)}", _score(requests[host]).start + 1) if guests else None
+        prefix = (f"{next(_numbers)}", _score(requests[host]).start + 1) if guests else None
         submitted[host] = requests[host]
         if guests:
             tokens = [_score(requests[row]).tokens[0] for row in guests]
-            submitted[host] = _hosting(requests[host], tokens, family)
+            submitted[host] = _hosting(requests[host], tokens, prefix)
         places[host] = (host, len(guests), host)
         for index, row in enumerate(guests):
             is_alone = len(_score(requests[row]).tokens) == 1
             places[row] = (host, index, host if is_alone else row)
             if not is_alone:
-                submitted[row] = _without_first(requests[row], family)
+                submitted[row] = _without_first(requests[row], prefix)
     order = {row: index for index, row in enumerate(sorted(submitted))}
     found = [places[row] for row in range(len(requests))]
     return [submitted[row] for row in order], [Place(order[a], index, order[b]) for a, index, b in found]
@@ -159,16 +163,16 @@ def _edits_before_target(request: Request) -> Any:
     return request.compiled.fingerprint, tuple(clip(runs, 0, stop) for runs in request.groups)
 
 
-def _hosting(request: Request, tokens: Sequence[int], family: Family | None) -> Request:
+def _hosting(request: Request, tokens: Sequence[int], prefix: SharedPrefix | None) -> Request:
     """A request that measures some other tokens at its first position, before its own."""
     score = _score(request)
     hosting = ScoreSpec(score.start, (*tokens, *score.tokens), score.measures, n_first=len(tokens) + 1)
-    return replace(request, score=hosting, family=family)
+    return replace(request, score=hosting, prefix=prefix)
 
 
-def _without_first(request: Request, family: Family | None) -> Request:
+def _without_first(request: Request, prefix: SharedPrefix | None) -> Request:
     score = _score(request)
-    return replace(request, score=ScoreSpec(score.start + 1, score.tokens[1:], score.measures), family=family)
+    return replace(request, score=ScoreSpec(score.start + 1, score.tokens[1:], score.measures), prefix=prefix)
 
 
 def measured_of(

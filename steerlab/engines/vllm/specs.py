@@ -20,8 +20,8 @@ from steerlab.measures.quantities import Quantity, from_json
 Runs = tuple[tuple[int, int], ...]
 """Positions as half-open intervals, in order and apart from each other."""
 
-Family = tuple[str, int]
-"""A name, and the number of leading tokens that all requests of that name share."""
+SharedPrefix = tuple[str, int]
+"""A name, and the number of leading tokens that all requests with it share."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RequestSpec:
         read: positions whose activations are wanted.
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
-        family: names requests that begin with the same tokens and edits, and how many; None if there are no others.
+        prefix: names requests that begin with the same tokens and edits, and how many; None if there are no others.
     """
 
     row: str
@@ -82,7 +82,7 @@ class RequestSpec:
     read: Runs = ()
     score: ScoreSpec | None = None
     draw: bool = False
-    family: Family | None = None
+    prefix: SharedPrefix | None = None
 
     def to_args(self) -> dict[str, Any]:
         """As `extra_args`."""
@@ -96,8 +96,8 @@ class RequestSpec:
             body["score"] = self.score.to_json()
         if self.draw:
             body["draw"] = True
-        if self.family is not None:
-            body["family"] = self.family
+        if self.prefix is not None:
+            body["prefix"] = self.prefix
         return {KEY: json.dumps(body)}
 
     @classmethod
@@ -187,13 +187,13 @@ def _read(text: str) -> RequestSpec | None:
             _paired(body["read"]),
             ScoreSpec.from_json(body["score"]) if "score" in body else None,
             "draw" in body,
-            tuple(body["family"]) if "family" in body else None,
+            tuple(body["prefix"]) if "prefix" in body else None,
         )
     except (InputError, PolicyError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "family"}
+_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix"}
 
 
 def _are_sound(body: Mapping[str, Any]) -> bool:
@@ -202,7 +202,7 @@ def _are_sound(body: Mapping[str, Any]) -> bool:
         return False
     if body.get("draw", True) is not True or not all(map(_are_bounds, (*body["groups"], body["read"]))):
         return False
-    if "family" in body and [type(part) for part in body["family"]] != [str, int]:
+    if "prefix" in body and [type(part) for part in body["prefix"]] != [str, int]:
         return False
     return "score" not in body or (type(body["score"]["start"]) is int and type(body["score"]["n_first"]) is int)
 

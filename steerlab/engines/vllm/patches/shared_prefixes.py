@@ -1,8 +1,8 @@
 """Wraps what `get_request_block_hasher` in `vllm.v1.core.kv_cache_utils` returns (also where it was imported by name).
 
 The scheduler's process names every block of a prompt by a hash, in Python, request by request: for hundreds of targets
-of one long prompt that is most of its work. Requests that say they are of one family take over the names of the blocks
-they share, after their tokens have been compared. Others are named as before.
+of one long prompt that is most of its work. Requests that say they share a prefix take over the names of its blocks,
+after their tokens have been compared. Others are named as before.
 """
 
 import functools
@@ -21,7 +21,7 @@ _IMPORTERS = ("vllm.v1.engine.core",)
 _MARK = "_steerlab_installed"
 
 REMEMBERED = 64
-"""Families whose names are kept."""
+"""Prefixes whose names are kept."""
 
 
 def install() -> None:
@@ -33,7 +33,7 @@ def install() -> None:
 
     @functools.wraps(original)
     def get_request_block_hasher(hash_block_size: int, *args: Any, **kwargs: Any) -> Any:
-        return FamilyHasher(original(hash_block_size, *args, **kwargs), hash_block_size)
+        return SharedPrefixHasher(original(hash_block_size, *args, **kwargs), hash_block_size)
 
     setattr(get_request_block_hasher, _MARK, True)
     setattr(source, _NAME, get_request_block_hasher)
@@ -44,12 +44,12 @@ def install() -> None:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is remembered of a family.
+    """What is remembered of a shared prefix.
 
     Attributes:
-        tokens: that its requests begin with.
+        tokens: the prefix, cut to whole blocks.
         salt: of their cache.
-        hashes: names of the whole blocks among them.
+        hashes: names of the whole blocks in it.
     """
 
     tokens: list[int]
@@ -57,8 +57,8 @@ class _Known:
     hashes: list[Any]
 
 
-class FamilyHasher:
-    """Names of a request's blocks that have none yet; of a family's first request some are remembered.
+class SharedPrefixHasher:
+    """Names those blocks of a request that have no name yet, and remembers the first request of every shared prefix.
 
     Args:
         original: vLLM's own.
@@ -72,9 +72,9 @@ class FamilyHasher:
     def __call__(self, request: Any) -> list[Any]:
         """The names, in order of the blocks."""
         spec = None if request.block_hashes else spec_of(request)
-        if spec is None or spec.family is None:
+        if spec is None or spec.prefix is None:
             return self._original(request)
-        name, count = spec.family
+        name, count = spec.prefix
         known = self._known.get(name)
         if known is None:
             return self._first(request, name, count)
