@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         RunError,
         SteerlabError,
         TargetError,
+        UnknownOperatorError,
         VectorFileError,
         VectorMismatchError,
         VectorShapeError,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from steerlab.steering.operators import set as set
     from steerlab.steering.plan import Plan
     from steerlab.steering.receipts import Receipt
+    from steerlab.steering.registry import register_operator
     from steerlab.steering.vectors import SteeringVector, VectorSet
 
     __version__: str
@@ -120,6 +122,7 @@ _NAMES = {
     "TargetError": "steerlab.core.errors",
     "Targets": "steerlab.core.targets",
     "TokenStepDiagnostics": "steerlab.sequences",
+    "UnknownOperatorError": "steerlab.core.errors",
     "VLLMEngine": "steerlab.engines.vllm",
     "VectorFileError": "steerlab.core.errors",
     "VectorMismatchError": "steerlab.core.errors",
@@ -145,6 +148,7 @@ _NAMES = {
     "plot_diagnostics": "steerlab.experiment.diagnostics_plot",
     "read_distributions": "steerlab.scoring.distributions",
     "register_dataset": "steerlab.sequences",
+    "register_operator": "steerlab.steering.registry",
     "rotate": "steerlab.steering.operators",
     "set": "steerlab.steering.operators",
     "when": "steerlab.steering.condition",
@@ -194,6 +198,7 @@ __all__ = [
     "TargetError",
     "Targets",
     "TokenStepDiagnostics",
+    "UnknownOperatorError",
     "VLLMEngine",
     "VectorFileError",
     "VectorMismatchError",
@@ -220,6 +225,7 @@ __all__ = [
     "plot_diagnostics",
     "read_distributions",
     "register_dataset",
+    "register_operator",
     "rotate",
     "schedule",
     "when",

@@ -13,10 +13,11 @@ Activations BackendMissingError BatchedSequences Completion ContextLengthError C
 DiagnosticsPack DiagnosticsResults DistributionDiagnostics Divergence Effect Engine EngineError Experiment
 GenerationConfig Generations HookPointError InputError LensEngine LogprobResults ModelNotFoundError Perplexity Plan
 PlanError PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores SequenceDiagnostics
-SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics VLLMEngine VectorFileError
-VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp compare
+SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics UnknownOperatorError VLLMEngine
+VectorFileError VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp compare
 create_steering_hook current_step divergence explain export_gguf extract generate_steered_response hooked_generate
-import_loreft import_sae load perplexity plot_diagnostics read_distributions register_dataset rotate schedule when where
+import_loreft import_sae load perplexity plot_diagnostics read_distributions register_dataset
+register_operator rotate schedule when where
 """.split()
 
 

@@ -11,6 +11,7 @@
     │   ├── VectorFileError              not a steering-vector file, or a damaged one
     │   ├── VectorMismatchError          the vector belongs to another model
     │   ├── PlanError                    a plan that cannot be carried out
+    │   │   └── UnknownOperatorError     a stored plan with an operator that is not registered here
     │   ├── PolicyError                  sampling values outside their range
     │   ├── PromptError                  an empty or malformed prompt
     │   ├── TargetError                  an empty target, or one without tokens
@@ -60,6 +61,10 @@ class VectorMismatchError(InputError):
 
 class PlanError(InputError):
     """A plan states something that cannot be carried out as stated."""
+
+
+class UnknownOperatorError(PlanError):
+    """A plan that is read back holds an operator that is neither shipped nor registered in this process."""
 
 
 class PolicyError(InputError):

@@ -70,6 +70,8 @@ class Cells:
     Attributes:
         reused: cells that were found rather than measured, so far.
         measured: cells that were measured, so far.
+        resumed: how many of those found were there before, from an earlier run.
+        told: whether a `Tally` has told of them.
 
     Args:
         folder: the run directory; None keeps cells in memory only.
@@ -78,8 +80,9 @@ class Cells:
     def __init__(self, folder: RunFolder | None) -> None:
         self._folder = folder
         self._memory: dict[str, bytes] = {}
-        self.reused = 0
-        self.measured = 0
+        self._own: set[str] = set()
+        self.reused = self.measured = self.resumed = 0
+        self.told = False
 
     def find(self, cell: Cell, engine_hash: str) -> pd.DataFrame | None:
         """The result of a finished cell; None if it was not measured yet.
@@ -95,6 +98,7 @@ class Cells:
         if stored.key != cell.key(engine_hash):
             raise RunError(f"{place} holds another cell than its name says; delete it to measure it again.")
         self.reused += 1
+        self.resumed += place not in self._own
         return stored.frame
 
     def add(self, cell: Cell, engine_hash: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -104,6 +108,7 @@ class Cells:
             self._memory[place] = data
         else:
             self._folder.write(place, data)
+        self._own.add(place)
         self.measured += 1
         return unpack(data, place).frame
 
@@ -137,7 +142,9 @@ class Cells:
 
 
 class Tally:
-    """Tells, after a measurement, how many of its cells came from disk.
+    """Tells that a run goes on: how many cells of a measurement an earlier run had finished.
+
+    Once a run, because it is the same for what follows; cells that measurements of one run share are no news.
 
     Args:
         cells: the experiment's cells.
@@ -148,13 +155,18 @@ class Tally:
         self._cells, self._what = cells, what
 
     def __enter__(self) -> "Tally":
-        self._before = self._cells.reused, self._cells.measured
+        self._before = self._counts()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        reused, measured = self._cells.reused - self._before[0], self._cells.measured - self._before[1]
-        if reused and kind is None:
-            sys.stderr.write(f"{self._what}: {reused} of {reused + measured} cells were there already\n")
+        resumed, reused, measured = (now - before for now, before in zip(self._counts(), self._before, strict=True))
+        if resumed and kind is None and not self._cells.told:
+            self._cells.told = True
+            found = f"{resumed} of {reused + measured} cells were there already"
+            sys.stderr.write(f"info: {self._what}: {found}, from an earlier run; what follows is not told again\n")
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self._cells.resumed, self._cells.reused, self._cells.measured
 
 
 def pack(cell: Cell, engine_hash: str, frame: pd.DataFrame) -> bytes:

@@ -98,6 +98,11 @@ def check_pairs(controls: Controls, pairs: ContrastPairs | None) -> None:
         raise DataError("Shuffled controls extract the vector again; pass pairs= (the training pairs).")
 
 
+def labels_made(plan: Plan) -> bool:
+    """Whether the labels of pairs made a direction of the plan, so that label flips are a null for it."""
+    return any(edit.vector.card.method in ESTIMATORS for edit in plan)
+
+
 def random_plan(plan: Plan, rng: np.random.Generator) -> Plan:
     """The plan along isotropic random directions of the same norms."""
 

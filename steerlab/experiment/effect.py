@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ class Effect:
         plan_hash: of the plan at scale 1.
         plan_text: the plan in words.
         settings: what it was computed with.
-        provenance: hashes of model and data.
+        provenance: hashes of model and data, and `from_pairs`: whether labels of pairs made the vector.
         comparisons: how many other plans were tested beside it; None for an effect on its own.
     """
 
@@ -162,8 +162,9 @@ class Effect:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the verdict is what it is, one sentence each; and how many plans were tested on these items."""
-        return self._get("reasons") + _comparison_reasons(self.comparisons)
+        """Why the verdict is what it is, one sentence each; what the nulls left unasked; how many plans were tested."""
+        unasked = _unasked_reasons(self.null_ranks, bool(self.provenance.get("from_pairs")))
+        return self._get("reasons") + unasked + _comparison_reasons(self.comparisons)
 
     @property
     def adjusted_rank(self) -> float:
@@ -338,6 +339,16 @@ def _rank_reason(family: str, rank: float, draws: int) -> str:
     beyond = "beyond" if rank <= RANK_LEVEL else "not beyond"
     reason = f"Rank {rank:.3f} against {draws} {names[family]} (it cannot be below {floor:.3f}): {beyond} this null."
     return reason if floor <= RANK_LEVEL else reason + " Too few draws for a verdict of effect; use at least 19."
+
+
+def _unasked_reasons(families: Collection[str], from_pairs: bool) -> list[str]:
+    """What random directions alone leave open about a vector that labels made; no part of the verdict."""
+    if not from_pairs or "random" not in families or "shuffled" in families:
+        return []
+    return [
+        "Only random directions were asked. The vector comes from pairs, and whether their labels make it, rather than "
+        "their texts, is what label flips ask: Controls(shuffled=20) with pairs=."
+    ]
 
 
 def _comparison_reasons(comparisons: Comparisons | None) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from steerlab.core.errors import RunError
+from steerlab.core.errors import RunError, UnknownOperatorError
 from steerlab.core.hashing import content_hash
 from steerlab.core.targets import TargetItem, Targets
 from steerlab.core.text import PromptLike
@@ -22,17 +22,24 @@ class Inputs:
     def __init__(self, folder: RunFolder | None) -> None:
         self._folder = folder
         self._memory: dict[str, str] = {}
+        self._plans: dict[str, Plan] = {}
 
     def add_plan(self, plan: Plan) -> str:
         """Keeps a plan; returns its hash."""
+        self._plans[plan.hash] = plan
         return self._add(f"inputs/plans/{plan.hash}.json", plan.hash, plan.to_json)
 
     def plan(self, plan_hash: str) -> Plan:
-        """A kept plan.
+        """A plan: the one that was given here, else as it was written.
 
         Raises:
             RunError: if it is missing, or is not the plan of that hash.
+            UnknownOperatorError: if an operator in it is not known here; see `steerlab.register_operator`.
         """
+        return self._plans[plan_hash] if plan_hash in self._plans else self.stored_plan(plan_hash)
+
+    def stored_plan(self, plan_hash: str) -> Plan:
+        """A plan as it was written; errors as in `plan`."""
         place = f"inputs/plans/{plan_hash}.json"
         found = Plan.from_json(self._read(place))
         if found.hash != plan_hash:
@@ -77,7 +84,9 @@ class Inputs:
         """
         name = place.rsplit("/", 1)[-1].removesuffix(".json")
         try:
-            self.plan(name) if place.startswith("inputs/plans/") else self.data(name)
+            self.stored_plan(name) if place.startswith("inputs/plans/") else self.data(name)
+        except UnknownOperatorError as error:
+            raise RunError(f"{place} was not read: {error}") from error
         except ValueError as error:
             raise RunError(f"{place} is damaged: {error}.") from error
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import RunError, SteerlabError
+from steerlab.core.errors import RunError, SteerlabError, UnknownOperatorError
 from steerlab.core.hashing import content_hash
 from steerlab.core.shipped import neutral_text
 from steerlab.core.text import PromptLike, as_prompts
@@ -29,7 +29,7 @@ class Kept:
         self.results = Results()
         try:
             read_back(session, self.results)
-        except RunError:
+        except (RunError, UnknownOperatorError):
             raise
         except (SteerlabError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"The run in {session.path} is damaged: {type(error).__name__}: {error}.") from error

@@ -14,7 +14,7 @@ from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.experiment.cells import Cell, Tally, join
-from steerlab.experiment.controls import Arm, Controls, check_pairs, control_arms
+from steerlab.experiment.controls import Arm, Controls, check_pairs, control_arms, labels_made
 from steerlab.experiment.costs import perplexity_figures
 from steerlab.experiment.effect import Effect, EffectSettings, outermost
 from steerlab.experiment.inputs import texts_hash
@@ -192,6 +192,7 @@ def measure_effect(
         "targets_hash": targets.hash,
         "pairs_hash": None if pairs is None else pairs.hash,
         "neutral_hash": texts_hash(neutral),
+        "from_pairs": labels_made(plan),
         "versions": library_versions() | dict(session.fingerprint.versions),
     }
     return Effect(join(found), cost, plan.hash, str(plan), settings, provenance), ready

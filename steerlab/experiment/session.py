@@ -327,7 +327,8 @@ def _refuse_differences(path: Path, stored: Mapping[str, Any], own: Mapping[str,
     if differing:
         raise RunError(
             f"{path} holds a run of another configuration: {'; '.join(differing)}. Choose another name or root, use "
-            "the run's own configuration (Experiment.load opens it so), or replace it with overwrite=True."
+            "the run's own configuration (Experiment.load opens it so), or replace it with overwrite=True (on the "
+            "command line --overwrite)."
         )
 
 

@@ -209,7 +209,7 @@ def _distance(before: Any, after: Any) -> float:
 def _plan_of(session: Session, about: Mapping[str, Any]) -> Plan | None:
     if about.get("plan") is None:
         return None
-    plan = session.inputs.plan(about["plan"])
+    plan = session.inputs.stored_plan(about["plan"])
     return plan.scaled(about["scale"]) if "scale" in about else plan
 
 
@@ -229,7 +229,7 @@ def _nlls_again(session: Session, stored: StoredCell) -> pd.DataFrame:
 def _score_rows_again(session: Session, stored: StoredCell) -> pd.DataFrame:
     what = dict(stored.cell.what)
     plan_hash, rows = what.pop("plan"), session.inputs.data(what.pop("data"))
-    plan = None if plan_hash is None else session.inputs.plan(plan_hash)
+    plan = None if plan_hash is None else session.inputs.stored_plan(plan_hash)
     prompts, targets = [prompt for prompt, _ in rows], [row for _, row in rows]
     return score_frame(session.engine.score(prompts, targets, plan=plan, **what))
 
@@ -244,7 +244,7 @@ def _generations_again(session: Session, stored: StoredCell) -> pd.DataFrame:
     what, about = stored.cell.what, stored.cell.about
     options = {name: value for name, value in what.items() if name not in ("plan", "data", "seed")}
     options["policy"] = SamplingPolicy(**what["policy"])
-    plan = session.inputs.plan(about["plan"]) if "plan" in about else Plan()
+    plan = session.inputs.stored_plan(about["plan"]) if "plan" in about else Plan()
     dose = about.get("scale", 0.0)
     return generation_rows(session, plan, session.inputs.data(what["data"]), dose, options)
 

@@ -20,13 +20,14 @@ Every operator takes four options:
 import math
 from typing import Any
 
-from steerlab.core.errors import PlanError
+from steerlab.core.errors import PlanError, SteerlabError
 from steerlab.core.hook_points import HookPoint
 from steerlab.steering.condition import Condition
 from steerlab.steering.edit import Edit, Norm
 from steerlab.steering.operator import Operator, Unit
 from steerlab.steering.packing import unpack
 from steerlab.steering.projection import Ablate, Clamp, Set
+from steerlab.steering.registry import SHIPPED, read_registered
 from steerlab.steering.rotation import Rotate
 from steerlab.steering.schedule import Schedule
 from steerlab.steering.sets import Where
@@ -192,7 +193,7 @@ def operator_from_json(data: dict[str, Any], hook_point: HookPoint = HookPoint(0
     """The operator that `to_json` described; its further vectors are placed at the hook point.
 
     Raises:
-        PlanError: if the description is not one of ours.
+        PlanError: if the description is neither one of ours nor of an operator that was registered.
     """
 
     def other(name: str) -> SteeringVector | None:
@@ -212,9 +213,13 @@ def operator_from_json(data: dict[str, Any], hook_point: HookPoint = HookPoint(0
             toward = other("toward")
             if toward is not None:
                 return Rotate(data["angle"], toward)
-    except (KeyError, TypeError) as error:
+        if kind not in SHIPPED:
+            return read_registered(data, hook_point)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, SteerlabError):
+            raise
         raise PlanError(f"Not a description of an operator: {data!r:.120}.") from error
-    raise PlanError(f"Unknown operator {kind!r}; this version knows add, ablate, clamp, set and rotate.")
+    raise PlanError(f"Not a description of an operator: {data!r:.120}.")
 
 
 def _edit(

@@ -224,8 +224,10 @@ def test_select_confirm_and_the_effect_of_the_winner(steerlab, write, tmp_path):
     page = (tmp_path / "page.md").read_text()
     assert "trial" in page
     cells = {place: place.stat().st_mtime_ns for place in (tmp_path / "out" / "trial" / "cells").rglob("*.parquet")}
+    assert "there already" not in first.err, "what measurements share is no news"
     again = steerlab("run", path)
     assert again.code == 0
+    assert again.err.count("there already") == 1
     after = {place: place.stat().st_mtime_ns for place in (tmp_path / "out" / "trial" / "cells").rglob("*.parquet")}
     assert after == cells, "nothing is measured again"
     assert len(loaded(tmp_path).results.confirmations) == 1, "running again is no second look"
@@ -258,6 +260,7 @@ def test_overwrite_and_another_configuration(steerlab, write, tmp_path):
     assert refused.code == 2
     assert "name: " in refused.err
     assert "holds a run of another configuration: seed 0 there, 1 here" in refused.err
+    assert "--overwrite" in refused.err
     assert steerlab("run", write({"seed": 1}), "--overwrite").code == 0
     assert loaded(tmp_path).seed == 1
     assert note.read_text() == "mine"

@@ -90,11 +90,24 @@ def test_frames_on_disk_are_plain_parquet(tmp_path: Path) -> None:
     assert table.column_names == list(FRAME.columns), "no index column"
 
 
-def test_the_tally_tells_of_what_was_there(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
-    with Tally(cells, "effect"):
-        cells.get(CELL, "e", lambda: FRAME)
+def test_cells_that_a_run_shares_are_no_news(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("select", "effect"):
+        with Tally(cells, name):
+            cells.get(CELL, "e", lambda: FRAME)
+    assert cells.reused == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_goes_on_tells_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Cells(RunFolder(tmp_path)).add(CELL, "e", FRAME)
+    cells = Cells(RunFolder(tmp_path))
+    with Tally(cells, "cost"):
+        cells.get(Cell("scores", {"plan": "q"}), "e", lambda: FRAME)
     assert capsys.readouterr().err == ""
     with Tally(cells, "effect"):
         cells.get(CELL, "e", lambda: FRAME)
         cells.get(Cell("scores", {"plan": "q"}), "e", lambda: FRAME)
-    assert capsys.readouterr().err == "effect: 1 of 2 cells were there already\n"
+    with Tally(cells, "entropy"):
+        cells.get(CELL, "e", lambda: FRAME)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("info: effect: 1 of 2 cells were there already")

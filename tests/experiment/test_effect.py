@@ -54,6 +54,23 @@ def test_without_nulls_nothing_is_claimed() -> None:
     assert any("No null family" in reason for reason in effect.reasons)
 
 
+@pytest.mark.parametrize(
+    ("families", "from_pairs", "told"),
+    [
+        (["random"], True, True),
+        (["random"], False, False),
+        (["random", "shuffled"], True, False),
+        (["shuffled"], True, False),
+        ([], True, False),
+    ],
+)
+def test_random_directions_alone_leave_the_labels_unasked(families: list[str], from_pairs: bool, told: bool) -> None:
+    effect = make_effect([9.0, 10.0, 11.0, 10.5], nulls={name: list(np.linspace(-1, 1, 20)) for name in families})
+    asked = replace(effect, provenance={"from_pairs": from_pairs})
+    assert any("Only random directions were asked" in reason for reason in asked.reasons) == told
+    assert asked.verdict == effect.verdict == ("effect" if families else "no effect"), "no part of the verdict"
+
+
 def test_an_interval_around_zero_is_no_effect_whatever_the_ranks() -> None:
     effect = make_effect([10.0, -9.0, 8.0, -7.0], nulls={"random": [0.0] * 20})
     assert effect.ci[0] < 0 < effect.ci[1]

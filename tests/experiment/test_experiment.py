@@ -71,6 +71,22 @@ def test_the_axis_says_what_the_doses_are(experiment: sl.Experiment) -> None:
     assert other.effect(sl.Plan(sl.ablate(vector)), TARGETS, [0, 1], **options).settings.axis == "scale"
 
 
+def test_a_vector_from_pairs_is_told_that_its_labels_were_not_asked_about(experiment: sl.Experiment) -> None:
+    extracted = experiment.results.vectors[0][1]
+    made = sl.SteeringVector.from_tensor(extracted.values, layer=1, model=experiment.engine.info)
+    other = sl.Experiment("other", experiment.engine, root=None)
+    controls = sl.Controls(random=19)
+
+    def unasked(vector: sl.SteeringVector) -> list[str]:
+        plan = sl.Plan(sl.add(vector, dose=1.0))
+        effect = other.effect(plan, TARGETS, DOSES, controls=controls, neutral=TEXTS, max_ppl_ratio=50.0)
+        return [reason for reason in effect.reasons if "Only random directions were asked" in reason]
+
+    assert len(unasked(extracted)) == 1
+    assert unasked(made) == []
+    assert not any("Only random" in reason for reason in experiment.effects[0].reasons), "its flips were run"
+
+
 def test_seeds_repeat_a_whole_effect(experiment: sl.Experiment) -> None:
     again = sl.Experiment("again", experiment.engine, seed=3, root=None)
     plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0))

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 
 from steerlab.experiment import plots
 from steerlab.experiment.plots import palette
-from steerlab.experiment.plots.style import axis_label, number, ratio_axis, style, styled
+from steerlab.experiment.plots.style import axis_label, number, style, styled
 from tests.experiment.frames import make_effect
 
 # Machado, Oliveira & Fernandes 2009, severity 1.0, on linear RGB
@@ -132,17 +132,6 @@ def test_a_drawing_function_keeps_its_name_and_words() -> None:
 def test_numbers_have_a_true_minus() -> None:
     assert number(-0.5) == "−0.5"
     assert number(-1e-6, ".1e") == "−1.0e−06"
-
-
-@pytest.mark.parametrize(
-    ("ratios", "ticks"),
-    [([1.0, 1.25], ["×1", "×1.1", "×1.2", "×1.35"]), ([1.0, 4.0], ["×1", "×1.5", "×2", "×3"])],
-)
-def test_ratio_ticks_are_few_and_round(ratios: list[float], ticks: list[str]) -> None:
-    _, ax = plt.subplots()
-    ratio_axis(ax.yaxis, np.array(ratios))
-    assert [label.get_text() for label in ax.get_yticklabels()] == ticks
-    assert ax.get_yscale() == "log"
 
 
 def test_the_axis_says_what_a_dose_is() -> None:

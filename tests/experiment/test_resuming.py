@@ -1,6 +1,7 @@
 """Going on with a run: what is there is read, what belongs to another configuration is refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def test_a_notebook_run_again_needs_no_model(
     for name, frame in before.items():
         pd.testing.assert_frame_equal(after[name], frame, obj=name)
     told = capsys.readouterr().err
-    assert "effect: 49 of 49 cells were there already\n" in told
+    assert re.findall(r"^info: effect: 49 of 49 cells were there already, from an earlier run", told, re.M)
+    assert told.count("there already") == 1, "the other measurements are not told of"
     assert again.results.confirmations[0].look == 1, "the same look again is no second one"
     for kind in ("effects", "costs", "entropies", "generations", "vectors", "selections", "interactions", "transfers"):
         assert len(getattr(again.results, kind)) == 1, kind

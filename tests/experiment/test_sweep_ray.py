@@ -13,9 +13,9 @@ import pytest
 import torch
 import yaml
 
-from steerlab.core.errors import BackendMissingError, InputError
+from steerlab.core.errors import BackendMissingError, EngineError, InputError
 from steerlab.experiment.scaling import RayWorkers, SweepCheck, Task, run_locally, run_sweep
-from steerlab.experiment.scaling.ray_workers import _fitting, next_task
+from steerlab.experiment.scaling.ray_workers import _fitting, _Hope, next_task
 from tests.experiment.sweep_cells import cell
 from tests.tiny_models import build_tiny_llama
 
@@ -73,6 +73,17 @@ def test_without_ray_one_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BackendMissingError, match=r"pip install 'steerlab\[ray\]'"):
         list(RayWorkers()([], SweepCheck()))
+
+
+def test_a_cluster_without_a_fitting_machine_is_waited_for_only_so_long() -> None:
+    hope = _Hope({"GPU": 1, "CPU": 2}, patience=0.2)
+    hope.check([{"CPU": 4.0}], 3)
+    time.sleep(0.3)
+    hope.check([{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}], 3)  # one came
+    hope.check([], 3)
+    time.sleep(0.3)
+    with pytest.raises(EngineError, match=r"asks for \(1 GPU and 2 CPU\), and 3 cells are not measured.*ray start"):
+        hope.check([{"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}], 3)
 
 
 # --- a cluster ----------------------------------------------------------------------------------------------------
@@ -142,3 +153,33 @@ def test_workers_give_the_rows_of_one_process_though_one_is_killed_and_a_cell_fa
     pd.testing.assert_frame_equal(*rows, rtol=1e-5, atol=1e-6)
     left = [p for p in psutil.process_iter(["cmdline"]) if is_descendant(p, program.pid)]
     assert left == []
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_lost_machine_costs_its_cell_a_second_try_and_the_last_one_ends_the_sweep_with_one_error(
+    tiny_llama_path: Path, tmp_path: Path
+) -> None:
+    from tests.experiment.ray_machines import SEEN, cells_of
+
+    root, marks = PROGRAM.parents[2], tmp_path / "seen"
+    marks.mkdir()
+    code = "import sys; from tests.experiment.ray_machines import main; main(*sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "sweep"), str(tiny_llama_path)],
+        cwd=root,
+        env={**psutil.Process().environ(), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", SEEN: str(marks)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    told = yaml.safe_load(done.stdout.splitlines()[-1])
+    assert any("was lost; its cell was given to another" in note for note in told["notes"]), told
+    assert told["error"].startswith("The Ray cluster has lost its machines"), told
+    assert "run the sweep again" in told["error"]
+    kept = {path.stem for path in (tmp_path / "sweep").rglob("cells/sweep/*.parquet")}
+    result = run_sweep(cells_of(str(tiny_llama_path)), tmp_path / "sweep", check=SweepCheck(run=False))
+    assert result.reused == len(kept) >= 1, "finished cells are kept, and not measured again"
+    assert result.reused + result.measured == len(result.summary) == 8
+    assert str(8 - len(kept)) + " cells are not measured" in told["error"]

@@ -82,6 +82,28 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
     assert not [process for process in mine if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    stages = {"pipeline_parallel_size": 2, "enforce_eager": False}
+    with start(tiny_path, in_process=False, layers=[1, 2], **stages) as engine:
+        workers = engine._running.workers
+        rows, receipts, read = measured(engine, plans)
+        scores, found = scored(engine, plans)
+    assert [(worker["pp"], worker["layers"], worker["head"] is None) for worker in workers] == [
+        (0, [1], True),
+        (1, [2], False),
+    ]
+    for a, b in zip(scores.token_log_probs, alone[3].token_log_probs, strict=True):
+        assert a == pytest.approx(b, abs=2e-5)
+    for a, b in zip(found, alone[4], strict=True):
+        for name in a:
+            np.testing.assert_allclose(a[name], b[name], atol=5e-5)
+    assert [row.token_ids for row in rows] == [row.token_ids for row in alone[0]]
+    assert [r.edited for r in receipts] == [r.edited for r in alone[1]]
+    for layer in (1, 2):
+        torch.testing.assert_close(read[layer], alone[2][layer], atol=1e-3, rtol=1e-4)
+
+
 def _generate_for_ever(engine, plans):
     while True:
         engine.generate(PROMPTS * 4, plan=plans * 4, max_new_tokens=64)

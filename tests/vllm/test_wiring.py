@@ -129,11 +129,14 @@ def test_a_configuration_without_steering_asks_for_nothing():
 
 def features(**changed):
     parallel = {"enable_dbo": False, "prefill_context_parallel_size": 1, "data_parallel_size": 1}
+    parallel |= {"pipeline_parallel_size": 1}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{**parallel, **changed.get("parallel", {})}),
         compilation_config=SimpleNamespace(pass_config=SimpleNamespace(enable_sp=changed.get("enable_sp", False))),
         speculative_config=changed.get("speculative_config"),
         kv_transfer_config=changed.get("kv_transfer_config"),
+        model_config=SimpleNamespace(enforce_eager=changed.get("eager", False)),
+        device_config=SimpleNamespace(device_type=changed.get("device", "cpu")),
         cache_config=SimpleNamespace(kv_sharing_fast_prefill=changed.get("fast", False)),
     )
 
@@ -147,10 +150,13 @@ def test_features_that_break_steering_are_named():
         "enable_sp": {"enable_sp": True},
         "kv_sharing_fast_prefill": {"fast": True},
         "data parallelism": {"parallel": {"data_parallel_size": 2}},
+        "enforce_eager on pipeline stages": {"parallel": {"pipeline_parallel_size": 2}, "eager": True},
     }
     for words, changed in cases.items():
         with pytest.raises(InputError, match=words):
             check_features(features(**changed))
+    check_features(features(parallel={"pipeline_parallel_size": 2}))
+    check_features(features(parallel={"pipeline_parallel_size": 2}, eager=True, device="cuda"))
 
 
 # --- finding the stream -------------------------------------------------------------------------------------------

@@ -120,6 +120,11 @@ def check_features(vllm_config: Any) -> None:
             getattr(vllm_config, "kv_transfer_config", None) is not None
         ),
         "data parallelism": parallel.data_parallel_size > 1,
+        "enforce_eager on pipeline stages on a CPU, where vLLM itself then fails at the first request,": (
+            parallel.pipeline_parallel_size > 1
+            and vllm_config.model_config.enforce_eager
+            and vllm_config.device_config.device_type == "cpu"
+        ),
     }
     on = [name for name, is_on in refused.items() if is_on]
     if on:

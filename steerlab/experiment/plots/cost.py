@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import AGAINST, REAL
-from steerlab.experiment.plots.style import dose_axis, new_axes, number, ratio_axis, styled
+from steerlab.experiment.plots.ratios import ratio_axis
+from steerlab.experiment.plots.style import dose_axis, new_axes, number, styled
 
 if TYPE_CHECKING:
     from steerlab.experiment.effect import Effect
@@ -34,7 +35,7 @@ def plot_cost(effect: "Effect", ax: Axes | None = None) -> Axes:
     _draw_intervals(ax, cost)
     if np.isfinite(bound):
         _draw_bound(ax, bound)
-    ratio_axis(ax.yaxis, np.append(cost.ppl_ratio, bound if np.isfinite(bound) else 1.0))
+    ratio_axis(ax.yaxis)
     dose_axis(ax, effect.settings.axis, cost.dose.to_numpy())
     ax.set_ylabel("perplexity ratio (log scale)")
     ax.set_title(f"Perplexity of neutral text: up to ×{cost.ppl_ratio.max():.3g}")

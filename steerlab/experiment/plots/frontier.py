@@ -9,7 +9,8 @@ from matplotlib.patheffects import withStroke
 
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import AGAINST, REAL
-from steerlab.experiment.plots.style import legend_below, metric_label, new_axes, number, ratio_axis, styled, zero_line
+from steerlab.experiment.plots.ratios import ratio_axis
+from steerlab.experiment.plots.style import legend_below, metric_label, new_axes, number, styled, zero_line
 
 
 @styled
@@ -46,8 +47,7 @@ def plot_cost_frontier(
     if bound is not None and np.isfinite(bound):
         ax.axvline(bound, color=AGAINST, linestyle="--", linewidth=1, label=f"bound ×{bound:g}")
         legend_below(ax)
-    shown = points.ppl_ratio.tolist() + ([bound] if bound is not None and np.isfinite(bound) else [])
-    ratio_axis(ax.xaxis, np.array(shown))
+    ratio_axis(ax.xaxis)
     ax.margins(x=0.16, y=0.14)
     ax.set_xlabel("perplexity ratio, neutral text (log scale)")
     ax.set_ylabel(f"change of {metric_label(metric)}".replace(" (nats)", "\n(nats)"))

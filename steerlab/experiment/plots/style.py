@@ -10,8 +10,6 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import XAxis, YAxis
-from matplotlib.ticker import NullLocator
 
 Options = ParamSpec("Options")
 
@@ -19,8 +17,6 @@ COLUMN: Final = 3.5
 """Width of one column of a paper, in inches; the width of every figure made here."""
 
 MAX_TICKS: Final = 9
-_FINE: Final = (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
-_MIDDLE: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 _METRICS: Final = {"log_prob_margin": "log-prob margin (nats)", "choice_prob": "p of the positive targets"}
 
 
@@ -86,16 +82,6 @@ def dose_axis(ax: Axes, axis: str, doses: np.ndarray) -> None:
     ax.set_xlabel(axis_label(axis))
     if len(doses) <= MAX_TICKS:
         ax.set_xticks(doses, [number(float(dose)) for dose in doses])
-
-
-def ratio_axis(axis: XAxis | YAxis, ratios: np.ndarray) -> None:
-    """A log axis of perplexity ratios, with ticks such as ×1.1 and ×2."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    low, high = float(np.nanmin(ratios)), float(np.nanmax(ratios))
-    steps = _FINE if high / low < 2 else _MIDDLE if high / low < 30 else tuple(10.0**k for k in range(-2, 12))
-    ticks = [step for step in steps if low / 1.02 <= step <= high * 1.1]
-    axis.set_ticks(ticks, [f"×{step:g}" for step in ticks])
-    axis.set_minor_locator(NullLocator())
 
 
 def zero_line(ax: Axes, *, vertical: bool = False) -> None:

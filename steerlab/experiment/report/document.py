@@ -24,7 +24,6 @@ from steerlab.experiment.report.findings import (
     selection_finding,
     selection_maps,
     selfcheck_finding,
-    transfer_finding,
 )
 from steerlab.experiment.report.limits import limits
 from steerlab.experiment.report.material import Finding, Material
@@ -38,6 +37,7 @@ from steerlab.experiment.report.measurements import (
     token_blocks,
     vector_blocks,
 )
+from steerlab.experiment.report.transfers import transfer_sections
 
 FACT_NAMES = {"name": "model", "n_layers": "layers", "d_model": "width of the stream", "d_vocab": "logits"}
 
@@ -56,7 +56,7 @@ def document(material: Material) -> Document:
         *numbered("Token by token", _framed(m.token_texts, token_blocks, "entropy")),
         *_findings("Parity of engines", _placed(parity_finding, m.parities, "parity")),
         *_findings("Interaction of plans", [interaction_finding(one) for one in m.interactions]),
-        *_findings("Transfer", [transfer_finding(one) for one in m.transfers]),
+        *transfer_sections(m.transfers, m.effects),
         *(section for title, found in m.others.items() for section in _findings(title, found)),
         *numbered("Vectors", [vector_blocks(vectors) for vectors in m.vectors]),
         _provenance(m),

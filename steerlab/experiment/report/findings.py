@@ -7,11 +7,9 @@ import pandas as pd
 from steerlab.experiment.confirmation import Confirmation
 from steerlab.experiment.interaction import Interaction
 from steerlab.experiment.parity import Parity
-from steerlab.experiment.plots.style import number
 from steerlab.experiment.report.material import Finding
 from steerlab.experiment.selection import Selection
 from steerlab.experiment.selfcheck import SelfCheck
-from steerlab.experiment.transfer import Transfer
 
 _WORST = 20
 
@@ -68,15 +66,3 @@ def interaction_finding(interaction: Interaction) -> Finding:
     return Finding(
         [text], table, caption="Means over items; interaction is what the sum of both alone does not explain"
     )
-
-
-def transfer_finding(transfer: Transfer) -> Finding:
-    """What a plan does elsewhere, and how that place differs."""
-    slope, low, high = (number(value, "+.3f") for value in (transfer.slope, transfer.low, transfer.high))
-    rows: Any = transfer.rows
-    text = (
-        f"On {transfer.model} (weights {transfer.weights_hash}) the slope of {transfer.metric} is {slope} "
-        f"[{low}, {high}] over {rows.item.nunique()} items; {100 * transfer.anti_steerable:.0f} % are anti-steerable."
-    )
-    means = rows.groupby("dose", as_index=False).value.mean()
-    return Finding([text, *transfer.notes], means, caption="Mean over items at each dose")

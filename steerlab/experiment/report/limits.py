@@ -33,6 +33,11 @@ def limits(material: Material) -> list[str]:
             "Completions are examples. They share random draws across doses, which pairs them; it does not make them "
             "representative."
         )
+    if material.transfers:
+        found.append(
+            "Transfers ran without control arms and without a bound on cost: a slope there says that the items moved, "
+            "not that another direction would have moved them less."
+        )
     found.append("Results hold for this model, these weights, this precision and these hook points.")
     return found
 

@@ -203,6 +203,7 @@ class SweepCell:
             "settings": asdict(effect.settings),
             "plan_hash": effect.plan_hash,
             "plan_text": effect.plan_text,
+            "from_pairs": effect.provenance["from_pairs"],
         }
         return rows, about
 
@@ -211,7 +212,11 @@ def effect_of(stored: StoredCell) -> Effect:
     """The effect that a finished cell holds."""
     about = stored.cell.about
     rows: Any = stored.frame[ROW_COLUMNS]
-    provenance = {"targets_hash": stored.cell.what["targets"], "engine_hash": stored.engine_hash}
+    provenance = {
+        "targets_hash": stored.cell.what["targets"],
+        "engine_hash": stored.engine_hash,
+        "from_pairs": about.get("from_pairs", False),
+    }
     return Effect(
         rows,
         pd.DataFrame(about["cost"]),

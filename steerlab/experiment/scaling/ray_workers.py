@@ -3,9 +3,10 @@
 import contextlib
 import logging
 import os
+import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,8 @@ from steerlab.experiment.scaling.worker import Outcome, SweepCheck, Task, Worker
 
 MAX_LOSSES: Final = 3
 """How many workers a cell may take down with it, and how many may fail to start, before it is given up."""
+LOOK_AFTER: Final = 5.0
+"""Seconds without news after which the cluster's machines are looked at."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class RayWorkers:
         workers: how many; by default one per share of GPUs, and without GPUs one per machine.
         gpus_per_worker: GPUs of each worker's engine, or a share of one; by default 1 if the cluster has any, else 0.
         cpus_per_worker: CPUs that each worker reserves.
+        patience: seconds to wait for another machine when the last one that can hold a worker is gone.
 
     Raises:
         InputError: for a number that cannot be.
@@ -41,6 +45,7 @@ class RayWorkers:
     workers: int | None = None
     gpus_per_worker: float | None = None
     cpus_per_worker: float = 1
+    patience: float = field(default=60.0, repr=False)
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -55,7 +60,7 @@ class RayWorkers:
 
         Raises:
             BackendMissingError: if Ray is not installed.
-            EngineError: if no cluster can be reached, or no worker can be started on it.
+            EngineError: if no cluster can be reached, no worker can be started on it, or its machines are gone.
             InputError: if no machine of the cluster has what a worker asks for.
         """
         ray = require_ray()
@@ -63,7 +68,8 @@ class RayWorkers:
             gpus, size = self._resources(ray, len(tasks))
             options = {"num_cpus": self.cpus_per_worker, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
             remote = ray.remote(Worker).options(max_restarts=0, **options)
-            pool = _Pool(ray, lambda: remote.remote(check, torch.get_num_threads()), size, tasks)
+            hope = _Hope({"GPU": gpus, "CPU": self.cpus_per_worker}, self.patience)
+            pool = _Pool(ray, hope, lambda: remote.remote(check, torch.get_num_threads()), size, tasks)
             try:
                 yield from pool.outcomes()
             finally:
@@ -71,7 +77,7 @@ class RayWorkers:
 
     def _resources(self, ray: Any, n_tasks: int) -> tuple[float, int]:
         """GPUs of a worker, and how many workers to start."""
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = list(_alive(ray).values())
         gpus = self.gpus_per_worker
         if gpus is None:
             gpus = 1 if any(node.get("GPU") for node in nodes) else 0
@@ -101,6 +107,42 @@ def require_ray() -> Any:
             "sweep runs in this process, with the same rows."
         ) from error
     return ray
+
+
+class _Hope:
+    """That a worker can start on some machine, for as long as one has patience without."""
+
+    def __init__(self, wanted: Mapping[str, float], patience: float) -> None:
+        self._wanted, self._patience = wanted, patience
+        self._without_since: float | None = None
+
+    def check(self, machines: Iterable[Mapping[str, float]], left: int) -> None:
+        """Nothing, as long as a worker fits on a machine, or one may still come.
+
+        Args:
+            machines: resources of those that are alive.
+            left: cells that are not measured yet.
+
+        Raises:
+            EngineError: if there was none for longer than the patience.
+        """
+        if any(_fitting(resources, self._wanted) for resources in machines):
+            self._without_since = None
+            return
+        now = time.monotonic()
+        self._without_since = now if self._without_since is None else self._without_since
+        if now - self._without_since >= self._patience:
+            asked = " and ".join(f"{share:g} {name}" for name, share in self._wanted.items() if share)
+            raise EngineError(
+                "The Ray cluster has lost its machines: none is left with what a worker asks for "
+                f"({asked or 'a place'}), and {left} cells are not measured; finished ones are kept. Add a machine "
+                "(ray start --address=…) and run the sweep again, or run it without --ray."
+            )
+
+
+def _alive(ray: Any) -> dict[str, Mapping[str, float]]:
+    """Resources of every machine of the cluster that is alive, by its id."""
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def _fitting(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
@@ -149,18 +191,24 @@ def next_task(waiting: Sequence[Task], held: str | None, others: Mapping[str, in
 
 @dataclass
 class _Member:
-    """A worker: its handle, who it says it is, and the engine that it has."""
+    """A worker: its handle, who it says it is, the id of its machine, and the engine that it has."""
 
     handle: Any
     identity: str = "not started"
+    machine: str | None = None
     engine: str | None = None
+
+
+def _introduced(worker: Worker) -> tuple[str, str]:
+    """Who a worker is, and the id of its machine; runs in the worker."""
+    return worker.introduced(), require_ray().get_runtime_context().get_node_id()
 
 
 class _Pool:
     """Workers, what each is doing, and what is still to be done."""
 
-    def __init__(self, ray: Any, start: Any, size: int, tasks: Sequence[Task]) -> None:
-        self._ray, self._new = ray, start
+    def __init__(self, ray: Any, hope: _Hope, start: Any, size: int, tasks: Sequence[Task]) -> None:
+        self._ray, self._hope, self._new = ray, hope, start
         self._size = size
         self._waiting = list(tasks)
         self._flying: dict[Any, tuple[_Member, Task | None]] = {}
@@ -172,12 +220,35 @@ class _Pool:
     def outcomes(self) -> Iterator[Outcome]:
         """Measures everything; a lost worker is replaced and its task done first."""
         self._staff()
-        while self._waiting or any(task is not None for _, task in self._flying.values()):
-            (ref, *_), _ = self._ray.wait(list(self._flying), num_returns=1)
-            member, task = self._flying.pop(ref)
-            yield from self._landed(ref, member, task)
+        while self._waiting or self._busy:
+            landed, _ = self._ray.wait(list(self._flying), num_returns=1, timeout=LOOK_AFTER)
+            for ref in landed:
+                yield from self._landed(ref, *self._flying.pop(ref))
+            if not landed:
+                yield from self._looked_after()
             self._staff()
             yield from self._dispatch()
+
+    @property
+    def _busy(self) -> int:
+        """How many workers measure a cell."""
+        return sum(task is not None for _, task in self._flying.values())
+
+    def _looked_after(self) -> Iterator[Outcome]:
+        """Gives up on workers whose machine is gone, from which no answer may ever come.
+
+        Raises:
+            EngineError: if nothing is being measured, and no machine is left for a worker to start on.
+        """
+        alive = _alive(self._ray)
+        gone = [ref for ref, (member, _) in self._flying.items() if member.machine not in (None, *alive)]
+        for ref in gone:
+            member, task = self._flying.pop(ref)
+            if task is not None:
+                yield from self._lost(member, task, EngineError("its machine left the cluster"))
+        self._idle = [member for member in self._idle if member.machine in alive]
+        if not self._busy and not self._idle:
+            self._hope.check(alive.values(), len(self._waiting))
 
     def close(self) -> None:
         """Ends all workers."""
@@ -189,10 +260,9 @@ class _Pool:
 
     def _staff(self) -> None:
         """Starts workers as long as there are fewer than planned, and work for them."""
-        busy = sum(task is not None for _, task in self._flying.values())
-        while len(self._flying) + len(self._idle) < min(self._size, len(self._waiting) + busy):
+        while len(self._flying) + len(self._idle) < min(self._size, len(self._waiting) + self._busy):
             member = _Member(self._new())
-            self._flying[member.handle.introduced.remote()] = member, None
+            self._flying[member.handle.__ray_call__.remote(_introduced)] = member, None
 
     def _landed(self, ref: Any, member: _Member, task: Task | None) -> Iterator[Outcome]:
         """Takes in what a worker was asked for: who it is, or a finished task."""
@@ -213,7 +283,7 @@ class _Pool:
             return
         self._idle.append(member)
         if task is None:
-            member.identity = value
+            member.identity, member.machine = value
         else:
             yield self._noted(value)
 

@@ -1,0 +1,75 @@
+"""Operators that this package does not ship: how each is read back from the JSON of a plan."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from steerlab.core.errors import PlanError, UnknownOperatorError
+from steerlab.core.hook_points import HookPoint
+from steerlab.steering.operator import Operator
+
+OperatorReader: TypeAlias = Callable[[dict[str, Any], HookPoint], Operator]
+
+SHIPPED: Final = ("add", "ablate", "clamp", "set", "rotate")
+_READERS: dict[str, OperatorReader] = {}
+
+
+def register_operator(kind: str, read: OperatorReader) -> None:
+    """Makes an operator of your own readable in plans; an earlier one of that kind is replaced.
+
+    A plan is built and run without it. It is needed wherever a plan is read back: `Plan.from_json`, an experiment that
+    is resumed, loaded, verified or compared. Every process that reads registers first.
+
+    Args:
+        kind: what the operator's `to_json` gives as `kind`.
+        read: from that description, and the hook point of the edit, to the operator. `to_json` of what it returns must
+            give the same description again.
+
+    Raises:
+        PlanError: for the kind of a shipped operator, or something that is no function.
+
+    Examples:
+        >>> from steerlab.steering.projection import Ablate
+        >>> class Forget(Ablate):
+        ...     def to_json(self):
+        ...         return {"kind": "forget"}
+        >>> register_operator("forget", lambda data, hook_point: Forget())
+        >>> read_registered({"kind": "forget"}, HookPoint(3, "resid_post"))
+        Forget(unit='coef')
+    """
+    if not isinstance(kind, str) or not kind:
+        raise PlanError(f"kind is the text that the operator's to_json gives as 'kind', got {kind!r}.")
+    if kind in SHIPPED:
+        raise PlanError(f"{kind!r} is an operator of this package; give your own another kind.")
+    if not callable(read):
+        raise PlanError(f"register_operator takes a function from a description to an operator, got {read!r:.60}.")
+    _READERS[kind] = read
+
+
+def read_registered(data: dict[str, Any], hook_point: HookPoint) -> Operator:
+    """The operator of a description that is none of a shipped one.
+
+    Raises:
+        UnknownOperatorError: if its kind is not registered.
+        PlanError: if what was registered makes something else of it.
+    """
+    kind = data["kind"]
+    if kind not in _READERS:
+        known = ", ".join([*SHIPPED, *sorted(_READERS)])
+        raise UnknownOperatorError(
+            f"Unknown operator {kind!r}; known are {known}. If it is your own, register it before its plans are read: "
+            f"sl.register_operator({kind!r}, lambda data, hook_point: …)."
+        )
+    found = _READERS[kind](data, hook_point)
+    if not isinstance(found, Operator):
+        raise PlanError(f"What is registered for {kind!r} gave {type(found).__name__}, which is no Operator.")
+    if _plain(found.to_json()) != _plain(data):
+        raise PlanError(
+            f"What is registered for {kind!r} made {found} of {data!r:.120}, which describes itself as "
+            f"{found.to_json()!r:.120}; reading must give back what was written."
+        )
+    return found
+
+
+def _plain(data: Any) -> str:
+    return json.dumps(data, sort_keys=True)
