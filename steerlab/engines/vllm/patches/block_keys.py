@@ -6,28 +6,22 @@ the same edits at the same positions. Requests without steering keep the identit
 those that carry something under our name which is not ours: the scheduler of an engine without steering gets it too.
 """
 
-import functools
-import importlib
-import sys
+from collections.abc import Callable
 from typing import Any
 
+from steerlab.engines.vllm.patches.replacing import replace_function
 from steerlab.engines.vllm.specs import RequestSpec
 
-_NAME = "generate_block_hash_extra_keys"
-_SOURCE = "vllm.v1.core.kv_cache_utils"
 _IMPORTERS = ("vllm.v1.core.block_pool", "vllm.v1.simple_kv_offload.manager")
-_MARK = "_steerlab_installed"
 _PARSED, _EDITING = "_steerlab_spec", "_steerlab_editing"
 
 
 def install() -> None:
     """Patches the modules; a second call changes nothing."""
-    source = importlib.import_module(_SOURCE)
-    original = getattr(source, _NAME)
-    if getattr(original, _MARK, False):
-        return
+    replace_function("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", _IMPORTERS, _with_steering)
 
-    @functools.wraps(original)
+
+def _with_steering(original: Callable[..., Any]) -> Callable[..., Any]:
     def with_steering(request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int) -> Any:
         found = original(request, start_token_idx, end_token_idx, start_mm_idx)
         if request.__dict__.get(_EDITING, request) is None:  # a long prompt has a great many blocks
@@ -38,11 +32,7 @@ def install() -> None:
         keys, next_mm = found
         return (*(keys or ()), ("steerlab", ours)), next_mm
 
-    setattr(with_steering, _MARK, True)
-    setattr(source, _NAME, with_steering)
-    for name in _IMPORTERS:  # one that is imported later takes the name from the source
-        if name in sys.modules and getattr(sys.modules[name], _NAME, None) is original:
-            setattr(sys.modules[name], _NAME, with_steering)
+    return with_steering
 
 
 def block_key(request: Any, start: int, stop: int) -> str | None:

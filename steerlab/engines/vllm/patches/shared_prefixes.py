@@ -5,20 +5,13 @@ of one long prompt that is most of its work. Requests that say they share a pref
 after their tokens have been compared. Others are named as before.
 """
 
-import functools
-import importlib
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from steerlab.engines.vllm.patches.block_keys import spec_of
-
-_NAME = "get_request_block_hasher"
-_SOURCE = "vllm.v1.core.kv_cache_utils"
-_IMPORTERS = ("vllm.v1.engine.core",)
-_MARK = "_steerlab_installed"
+from steerlab.engines.vllm.patches.replacing import replace_function
 
 REMEMBERED = 64
 """Prefixes whose names are kept."""
@@ -26,20 +19,14 @@ REMEMBERED = 64
 
 def install() -> None:
     """Patches the modules; a second call changes nothing."""
-    source = importlib.import_module(_SOURCE)
-    original = getattr(source, _NAME)
-    if getattr(original, _MARK, False):
-        return
+    replace_function("vllm.v1.core.kv_cache_utils", "get_request_block_hasher", ("vllm.v1.engine.core",), _sharing)
 
-    @functools.wraps(original)
+
+def _sharing(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_request_block_hasher(hash_block_size: int, *args: Any, **kwargs: Any) -> Any:
         return SharedPrefixHasher(original(hash_block_size, *args, **kwargs), hash_block_size)
 
-    setattr(get_request_block_hasher, _MARK, True)
-    setattr(source, _NAME, get_request_block_hasher)
-    for name in _IMPORTERS:  # one that is imported later takes the name from the source
-        if name in sys.modules and getattr(sys.modules[name], _NAME, None) is original:
-            setattr(sys.modules[name], _NAME, get_request_block_hasher)
+    return get_request_block_hasher
 
 
 @dataclass(frozen=True)
