@@ -239,6 +239,19 @@ def test_draws_are_kept_by_position(make):
         assert values[0].tolist() == pytest.approx(kept[slot], abs=1e-6)
 
 
+def test_of_a_token_that_was_drawn_again_the_later_draw_counts():
+    from steerlab.engines.vllm.measured import gathered
+    from steerlab.engines.vllm.measuring import DRAWN, Found
+    from steerlab.engines.vllm.steering_state import Account
+
+    one = Account(RequestSpec("x", None, draw=True))
+    for position, value in ((6, -1.0), (7, -2.0), (5, -3.0), (6, -4.0)):
+        one.draws.add(Found({DRAWN: torch.tensor([9.0, value])}), 1, position)
+    at, values = gathered(one)
+    assert at.tolist() == [5, 6, 7]
+    assert values.tolist() == [[-3.0, -4.0, -2.0]]
+
+
 @given(st.integers(1, 1 << 24), st.integers(1, 4096))
 def test_the_buffers_keep_to_their_budget(budget, n_tokens):
     from steerlab.engines.vllm.head import Head

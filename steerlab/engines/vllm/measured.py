@@ -3,7 +3,7 @@
 import numpy as np
 
 from steerlab.engines.vllm.measuring import DRAWN, Part
-from steerlab.engines.vllm.steering_state import Account
+from steerlab.engines.vllm.steering_state import Account, Draws
 from steerlab.measures.quantities import LogDistribution
 
 
@@ -11,17 +11,28 @@ def gathered(account: Account) -> tuple[np.ndarray, np.ndarray]:
     """Values of a request's predictions.
 
     Returns:
-        Which predictions were measured, in order, and per quantity with one value a prediction its values, in the
-        order in which the request names them; float32 [quantities, predictions].
+        Which predictions were measured, in order (tokens of its score, or positions after which it sampled), and per
+        quantity with one value a prediction its values, in the order in which the request names them; float32
+        [quantities, predictions].
     """
     score = account.spec.score
-    names = (DRAWN,) if score is None else tuple(m for m in score.measures if not isinstance(m, LogDistribution))
+    if score is None:
+        return _drawn(account.draws)
+    names = tuple(m for m in score.measures if not isinstance(m, LogDistribution))
     if not account.measured:
         return np.zeros(0, dtype=np.int64), np.zeros((len(names), 0), dtype=np.float32)
     at, last = _last_of_each(account.measured)
     if len(account.measured) == 1:
         return at, account.measured[0].values(names)
     return at, np.concatenate([part.values(names) for part in account.measured], axis=1)[:, last]
+
+
+def _drawn(draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    """Log q by position, [1, positions]."""
+    values = [found.host[DRAWN][row] for found, row in zip(draws.found, draws.rows, strict=True)]
+    last = dict(zip(draws.positions, values, strict=True))
+    at = sorted(last)
+    return np.array(at, dtype=np.int64), np.array([[last[position] for position in at]], dtype=np.float32)
 
 
 def gathered_distribution(account: Account) -> np.ndarray | None:

@@ -89,7 +89,7 @@ class Part:
     """What one pass found for one request.
 
     Attributes:
-        first: the first prediction, by its place among the tokens of the request's score, or of log q by position.
+        first: the first prediction, by its place among the tokens of the request's score.
         count: how many predictions.
         found: everything the pass found.
         row: which of its rows belongs to the first one.
@@ -228,7 +228,7 @@ class Measuring:
         for row, slot in enumerate(slots.tolist()):
             if slot in drawing:
                 account, position = drawing[slot]
-                account.measured.append(Part(position, 1, found, row))
+                account.draws.add(found, row, position)
 
     @property
     def is_drawing(self) -> bool:

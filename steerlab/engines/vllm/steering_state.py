@@ -13,7 +13,7 @@ from steerlab.engines.vllm.specs import RequestSpec, Runs, clip, positions_in
 from steerlab.engines.vllm.tables import POSITION, Tables
 
 if TYPE_CHECKING:
-    from steerlab.engines.vllm.measuring import Measuring, Part
+    from steerlab.engines.vllm.measuring import Found, Measuring, Part
 
 STAGED = 1 << 26
 """Bytes of directions that cross to the device in one go; vLLM leaves little of its memory free."""
@@ -45,6 +45,27 @@ class HeldPlan:
 
 
 @dataclass
+class Draws:
+    """Where log q of a request's sampled tokens is: three lists with an entry per token. A record each would be dear.
+
+    Attributes:
+        found: what the passes found.
+        rows: which row of that is this request's.
+        positions: after which the tokens were drawn; one may occur twice.
+    """
+
+    found: list["Found"] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+    def add(self, found: "Found", row: int, position: int) -> None:
+        """Notes one token."""
+        self.found.append(found)
+        self.rows.append(row)
+        self.positions.append(position)
+
+
+@dataclass
 class Account:
     """What happened to one request on this rank.
 
@@ -55,6 +76,7 @@ class Account:
         tallies: copies of the slot's tallies, one per stay in a slot; [layers, directions, 2].
         read: positions that were read, in order, and their streams [layers, positions, d_model].
         measured: what passes measured, in order; a position may occur twice.
+        draws: log q of sampled tokens, in order.
     """
 
     spec: RequestSpec
@@ -63,6 +85,7 @@ class Account:
     tallies: list[Tensor] = field(default_factory=list)
     read: list[tuple[list[int], Tensor]] = field(default_factory=list)
     measured: list["Part"] = field(default_factory=list)
+    draws: Draws = field(default_factory=Draws)
 
 
 class SteeringState:
