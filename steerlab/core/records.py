@@ -105,7 +105,9 @@ def field(row: dict[str, Any], key: str, place: str) -> Any:
         DataError: if it is missing, null or an empty string; names the keys that are there.
     """
     value = row.get(key)
-    if value is None or value == "" or value == []:
+    if key in row and (value is None or value == "" or value == []):
+        raise DataError(f"{place}: {key!r} is empty; fill it in, or leave the record out.")
+    if value is None:
         raise DataError(f"{place} has no {key!r}; its keys are {', '.join(sorted(row)) or 'none'}.")
     return value
 

@@ -31,7 +31,7 @@ class Confirmation:
         gain: mean change of the metric over the held-out items.
         low: lower end of its bootstrap interval, items resampled by group; NaN for one group.
         high: upper end.
-        dev_gain: the gain on the development items, as selected.
+        dev_gain: the gain on the development items, as selected; in `dev_metric`.
         anti_steerable: share of held-out items whose metric falls.
         null_ranks: per null family, the share of draws at least as large, the plan counted in.
         num_items: held-out items.
@@ -41,6 +41,7 @@ class Confirmation:
         overlap: held-out items whose prompt or group was among the development items, allowed by the caller.
         rows: a row per item: `item`, `group`, `base_value`, `value`, `change`.
         nulls: a row per control draw: `family`, `draw`, `gain`.
+        dev_metric: name of the metric of the selection; None where a run did not note it.
     """
 
     selection: str
@@ -59,11 +60,17 @@ class Confirmation:
     overlap: int
     rows: pd.DataFrame = field(repr=False)
     nulls: pd.DataFrame = field(repr=False)
+    dev_metric: str | None = None
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know before believing the figure, one sentence each."""
         found = []
+        if self.dev_metric not in (None, self.metric):
+            found.append(
+                f"The plan was selected by {self.dev_metric}, so its gain on the development items is no figure to set "
+                f"beside this {self.metric}."
+            )
         if self.look > 1:
             found.append(
                 f"This is look {self.look} at these held-out items; choosing among looks is selection again, and only "
@@ -80,13 +87,9 @@ class Confirmation:
     def __str__(self) -> str:
         ranks = "".join(f", rank {rank:.3f} against {family}" for family, rank in self.null_ranks.items())
         figures = f"{self.metric} {self.gain:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
-        return "\n".join(
-            [
-                f"{self.selection}: {figures} on {self.num_items} held-out items "
-                f"({self.dev_gain:+.3f} on development items){ranks}",
-                *self.notes,
-            ]
-        )
+        before = f" ({self.dev_gain:+.3f} on development items)" if self.dev_metric == self.metric else ""
+        line = f"{self.selection}: {figures} on {self.num_items} held-out items{before}{ranks}"
+        return "\n".join([line, *self.notes])
 
 
 def confirm(
@@ -159,6 +162,7 @@ def confirm(
             {"item": range(len(on)), "group": on.groups, "base_value": base, "value": value, "change": change}
         ),
         nulls=nulls,
+        dev_metric=best.metric,
     )
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 RANKED_FAMILIES = ("random", "shuffled")
 MIN_DOSES = 3
+FEW_GROUPS = 10
+"""Below that many, percentile bootstrap intervals over groups are known to be too narrow."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,10 @@ class Effect:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the verdict is what it is, one sentence each; what the nulls left unasked; how many plans were tested."""
+        """Why the verdict is what it is, what groups and nulls leave open, and how many plans were tested."""
+        few = _few_groups_reasons(int(self.item_slopes.group.nunique()), self.ci)
         unasked = _unasked_reasons(self.null_ranks, bool(self.provenance.get("from_pairs")))
-        return self._get("reasons") + unasked + _comparison_reasons(self.comparisons)
+        return self._get("reasons") + few + unasked + _comparison_reasons(self.comparisons)
 
     @property
     def adjusted_rank(self) -> float:
@@ -339,6 +342,14 @@ def _rank_reason(family: str, rank: float, draws: int) -> str:
     beyond = "beyond" if rank <= RANK_LEVEL else "not beyond"
     reason = f"Rank {rank:.3f} against {draws} {names[family]} (it cannot be below {floor:.3f}): {beyond} this null."
     return reason if floor <= RANK_LEVEL else reason + " Too few draws for a verdict of effect; use at least 19."
+
+
+def _few_groups_reasons(groups: int, ci: tuple[float, float]) -> list[str]:
+    """What an interval is worth that rests on few groups; no part of the verdict."""
+    if groups >= FEW_GROUPS or math.isnan(ci[0]):
+        return []
+    few = f"with fewer than {FEW_GROUPS} it covers the truth less often than it says"
+    return [f"The interval rests on {groups} groups; {few}."]
 
 
 def _unasked_reasons(families: Collection[str], from_pairs: bool) -> list[str]:

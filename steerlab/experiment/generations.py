@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import DataError, InputError
+from steerlab.core.errors import DataError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.text import PromptLike, as_prompts
+from steerlab.experiment.sweep import check_doses
 from steerlab.measures.intervals import cluster_bootstrap_mean
 from steerlab.steering.plan import Plan
 
@@ -54,7 +55,7 @@ def generate_paired(
     """
     found = as_prompts(prompts)
     frames = []
-    for dose in _check_doses(doses):
+    for dose in check_doses(doses, at_least=1):
         made = engine.generate(
             found,
             plan=None if dose == 0 else plan.scaled(dose),
@@ -199,12 +200,3 @@ def _wide(rows: pd.DataFrame, column: str) -> Any:
     if not ((counts["size"] == n_doses) & (counts["nunique"] == n_doses)).all():
         raise DataError("Each prompt and sample needs exactly one completion at each dose, so that they can be paired.")
     return rows.set_index([*KEY, "dose"])[column].unstack("dose")
-
-
-def _check_doses(doses: Sequence[float]) -> list[float]:
-    values = sorted(float(dose) for dose in doses)
-    if not values:
-        raise InputError("There are no doses to generate at; pass at least one.")
-    if len(set(values)) < len(values):
-        raise InputError(f"Each dose is generated at once, got {values}.")
-    return values

@@ -1,4 +1,4 @@
-"""Inputs of a run, kept by content: the plans and the data that its cells name by hash."""
+"""Inputs of a run, kept by content: the plans and the data that its cells name by hash, and the code behind them."""
 
 import json
 from collections.abc import Sequence
@@ -8,12 +8,15 @@ from steerlab.core.errors import RunError, UnknownOperatorError
 from steerlab.core.hashing import content_hash
 from steerlab.core.targets import TargetItem, Targets
 from steerlab.core.text import PromptLike
+from steerlab.experiment.operator_identity import changed_parts, operator_identity
 from steerlab.experiment.run_folder import RunFolder, read_bytes
+from steerlab.steering.operator import Operator
 from steerlab.steering.plan import Plan
+from steerlab.steering.registry import is_shipped
 
 
 class Inputs:
-    """Plans and data, each under its own hash.
+    """Plans and data, each under its own hash, and operators of a user's own, each under that of its description.
 
     Args:
         folder: the run directory; None keeps them in memory only.
@@ -25,7 +28,14 @@ class Inputs:
         self._plans: dict[str, Plan] = {}
 
     def add_plan(self, plan: Plan) -> str:
-        """Keeps a plan; returns its hash."""
+        """Keeps a plan, and what its operators are if they are a user's own; returns its hash.
+
+        Raises:
+            RunError: if such an operator was kept with the same description and other code.
+        """
+        for edit in plan:
+            if not is_shipped(edit.operator):
+                self._add_operator(edit.operator)
         self._plans[plan.hash] = plan
         return self._add(f"inputs/plans/{plan.hash}.json", plan.hash, plan.to_json)
 
@@ -81,12 +91,14 @@ class Inputs:
 
         Raises:
             RunError: otherwise.
+            UnknownOperatorError: for a plan whose operator is not known here.
         """
-        name = place.rsplit("/", 1)[-1].removesuffix(".json")
+        folder, name = place.rsplit("/", 1)
+        readers = {"inputs/plans": self.stored_plan, "inputs/operators": self._operator}
         try:
-            self.stored_plan(name) if place.startswith("inputs/plans/") else self.data(name)
-        except UnknownOperatorError as error:
-            raise RunError(f"{place} was not read: {error}") from error
+            readers.get(folder, self.data)(name.removesuffix(".json"))
+        except UnknownOperatorError:
+            raise
         except ValueError as error:
             raise RunError(f"{place} is damaged: {error}.") from error
 
@@ -95,6 +107,30 @@ class Inputs:
         if self._folder is None:
             return sorted(self._memory)
         return [name for name in self._folder.files() if name.startswith("inputs/")]
+
+    def _add_operator(self, operator: Operator) -> None:
+        """Keeps what an operator is under its description; one that was kept must be the same."""
+        description, identity = operator.to_json(), operator_identity(operator)
+        name = content_hash(description)
+        place = f"inputs/operators/{name}.json"
+        self._add(place, name, lambda: _data_json({"description": description, **identity}))
+        kept = self._operator(name)
+        changed = changed_parts(kept, identity)
+        if changed:
+            raise RunError(
+                f"The operator {identity['class']} ({description!r:.120}) is not the one that this run was measured "
+                f"with: {', '.join(changed)} changed, and its description did not. Give it another description in "
+                "to_json, e.g. with a version, or measure anew with overwrite=True (on the command line --overwrite)."
+            )
+
+    def _operator(self, name: str) -> dict[str, Any]:
+        place = f"inputs/operators/{name}.json"
+        kept = json.loads(self._read(place))
+        if not isinstance(kept, dict) or not {"description", "python", "parts"} <= kept.keys():
+            raise RunError(f"{place} does not say what an operator is.")
+        if content_hash(kept["description"]) != name:
+            raise RunError(f"{place} holds another operator ({kept['description']!r:.60}) than its name says.")
+        return kept
 
     def _add(self, place: str, name: str, text: Any) -> str:
         if self._folder is None:

@@ -68,6 +68,11 @@ def _acquire(folder: Path) -> FileLock:
     lock = FileLock(folder / LOCK_FILE, thread_local=False)
     try:
         lock.acquire(timeout=0)
+    except PermissionError as error:
+        raise RunError(
+            f"{folder} may not be written by this user ({error.strerror}). Choose another name or root, or open the "
+            "run for reading with Experiment.load."
+        ) from error
     except Timeout as error:
         raise RunError(
             f"{folder} is being written by another process ({_holder(folder)}). Wait for it or end it, choose another "

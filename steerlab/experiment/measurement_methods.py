@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 
-from steerlab.core.errors import InputError
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
@@ -20,6 +19,7 @@ from steerlab.experiment.kept import Kept
 from steerlab.experiment.metrics import Metric
 from steerlab.experiment.results import keep
 from steerlab.experiment.selfcheck import SelfCheck, selfcheck
+from steerlab.experiment.sweep import check_doses
 from steerlab.experiment.texts import Judge, judged, text_statistics
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import VectorSet
@@ -185,7 +185,7 @@ class Measurements(Kept):
             >>> float(cost.ppl_ratio[0])
             1.0
         """
-        run_doses = _sorted_doses(doses)
+        run_doses = check_doses(doses, at_least=1)
         self._session.open()
         ready, neutral = measuring.resolved(self._session, plan), self._neutral(texts)
         with Tally(self._session.cells, "cost"):
@@ -260,7 +260,7 @@ class Measurements(Kept):
             >>> rows.dose.tolist()[:2]
             [0.0, 0.2]
         """
-        run_doses, found = _sorted_doses(doses), as_prompts(prompts)
+        run_doses, found = check_doses(doses, at_least=1), as_prompts(prompts)
         self._session.open()
         strings = [stop] if isinstance(stop, str) else list(stop)
         options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": strings, "chat": chat}
@@ -285,12 +285,3 @@ class Measurements(Kept):
             ready = None if plan is None else measuring.resolved(self._session, plan)
             engine = CellEngine(self._session)
             return engine.score(targets.prompts, [item.targets for item in targets], plan=ready)
-
-
-def _sorted_doses(doses: Sequence[float]) -> list[float]:
-    values = sorted(float(dose) for dose in doses)
-    if not values:
-        raise InputError("There are no doses; pass at least one.")
-    if len(set(values)) < len(values):
-        raise InputError(f"Each dose is measured once; got {values}.")
-    return values

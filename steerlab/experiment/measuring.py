@@ -20,7 +20,15 @@ from steerlab.experiment.effect import Effect, EffectSettings, outermost
 from steerlab.experiment.inputs import texts_hash
 from steerlab.experiment.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.session import Session
-from steerlab.experiment.sweep import check_doses, in_calls, item_rows, row_tokens, score_plans, tokens_per_call_of
+from steerlab.experiment.sweep import (
+    check_doses,
+    check_targets,
+    in_calls,
+    item_rows,
+    row_tokens,
+    score_plans,
+    tokens_per_call_of,
+)
 from steerlab.scoring import text_nlls
 from steerlab.steering.extract import library_versions
 from steerlab.steering.operators import Add
@@ -152,6 +160,9 @@ def measure_effect(
 ) -> tuple[Effect, Plan]:
     """An effect and the plan as it ran; see `steerlab.experiment.Experiment.effect`."""
     run_doses, (metric_name, measure) = check_doses(doses), find_metric(metric)
+    check_targets(targets)
+    if not isinstance(controls, Controls):
+        raise InputError(f"controls is e.g. sl.Controls(random=20), got {controls!r:.60}.")
     if not max_ppl_ratio >= 1:
         raise InputError(f"max_ppl_ratio is a factor of at least 1, got {max_ppl_ratio!r}.")
     check_pairs(controls, pairs)

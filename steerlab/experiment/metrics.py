@@ -5,7 +5,6 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from numbers import Real
-from types import CodeType
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from scipy.special import logsumexp
 
 from steerlab.core.errors import InputError
 from steerlab.core.hashing import HASH_LENGTH, content_hash
+from steerlab.experiment.source import bytecode
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
@@ -92,12 +92,7 @@ def _source(function: Any) -> str:
         text = inspect.getsource(function)
     except (OSError, TypeError):
         text = ""
-    return hashlib.sha256(text.encode() + _bytecode(function.__code__)).hexdigest()[:HASH_LENGTH]
-
-
-def _bytecode(code: CodeType) -> bytes:
-    constants = [_bytecode(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts]
-    return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])
+    return hashlib.sha256(text.encode() + bytecode(function.__code__)).hexdigest()[:HASH_LENGTH]
 
 
 def value_of(metric: Metric, positive: np.ndarray, negative: np.ndarray, item: int) -> float:

@@ -4,7 +4,7 @@
 
     run.json              name, model, configuration, versions, and the list of what was measured
     cells/                scores/0f3a….parquet, …: finished measurements, each under the hash of what determines it
-    inputs/               plans/….json, data/….json, each under its own hash
+    inputs/               plans/….json, data/….json, each under its own hash; operators/….json of a user's own
     effects/000/          effect.json, plan.json, rows.parquet, cost.parquet
     frames/               cost-000.parquet, entropy-000.parquet, generations-000.parquet, …
     findings/             selection-000/finding.json with its frames, …

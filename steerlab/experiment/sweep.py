@@ -30,19 +30,32 @@ ROW_COLUMNS = [
 ]
 
 
-def check_doses(doses: Sequence[float]) -> list[float]:
-    """Sorted doses, if there are at least two and all are finite and distinct.
+def check_doses(doses: Sequence[float], *, at_least: int = 2) -> list[float]:
+    """Sorted doses, if there are enough of them and all are finite and distinct.
 
     Raises:
         InputError: otherwise.
     """
+    few = {1: "one", 2: "two"}[at_least]
+    wrong = f"doses are {few} or more distinct finite numbers, got {doses!r}."
     try:
-        values = [] if isinstance(doses, str) else [float(dose) for dose in doses]
+        given = list(doses)
+        values = [] if any(isinstance(dose, str | bytes) for dose in given) else [float(dose) for dose in given]
     except (TypeError, ValueError) as error:
-        raise InputError(f"doses are two or more distinct finite numbers, got {doses!r}.") from error
-    if len(values) < 2 or len(set(values)) < len(values) or not np.isfinite(values).all():
-        raise InputError(f"doses are two or more distinct finite numbers, got {doses!r}.")
+        raise InputError(wrong) from error
+    if len(values) < at_least or len(set(values)) < len(values) or not np.isfinite(values).all():
+        raise InputError(wrong)
     return sorted(values)
+
+
+def check_targets(targets: Any) -> None:
+    """Nothing, if these are targets.
+
+    Raises:
+        InputError: otherwise.
+    """
+    if not isinstance(targets, Targets):
+        raise InputError(f"targets is a Targets, e.g. sl.Targets.from_jsonl(…), got {targets!r:.60}.")
 
 
 def score_plans(engine: Engine, plans: Sequence[Plan], targets: Targets) -> list[pd.DataFrame]:

@@ -12,7 +12,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.targets import Targets
 from steerlab.experiment.item_values import item_values
 from steerlab.experiment.metrics import Metric, find_metric
-from steerlab.experiment.sweep import check_doses
+from steerlab.experiment.sweep import check_doses, check_targets
 from steerlab.measures.intervals import cluster_bootstrap_mean, least_squares_slopes
 from steerlab.steering.plan import Plan
 
@@ -83,6 +83,7 @@ def transfer(
             point; `notes` keeps the sentences.
     """
     name, measure = find_metric(metric)
+    check_targets(on)
     values = check_doses(doses)
     notes = _notes(engine, plan)
     resolved = plan.resolved(engine.median_norm, engine.info.weights_hash)  # so that a hash names what is added

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steerlab.core.errors import InputError, RunError, SteerlabError
+from steerlab.core.errors import InputError, RunError, SteerlabError, UnknownOperatorError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.experiment import storage
 from steerlab.experiment.cell_engine import score_frame
@@ -26,6 +26,7 @@ COLUMNS = ["check", "item", "ok", "detail"]
 # Largest difference, in nats, that a repeated measurement may show: order of summation changes with batch and kernel.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-3}
 LOW_PRECISION_TOLERANCE = 0.1
+_NOT_READ = "not read, which says nothing about damage: "
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,25 @@ def verify(session: Session, *, n: int = 3, seed: int = 0, tolerance: float | No
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise InputError(f"n is the number of cells to measure again, an integer ≥ 0; got {n!r}.")
     rows = [*_files(session), *_inputs(session), *_cells(session), *_effects(session)]
-    rows += _reruns(session, n, seed, tolerance)
+    rows = _unread_once([*rows, *_reruns(session, n, seed, tolerance)])
     return Verification(pd.DataFrame(rows, columns=COLUMNS).astype({"ok": bool}))
 
 
 def _row(check: str, item: str, problem: str = "", fine: str = "") -> tuple[str, str, bool, str]:
     return (check, item, not problem, problem or fine)
+
+
+def _unread_once(rows: list[tuple]) -> list[tuple]:
+    """The same rows, those not read for one reason as one: a missing registration is said once, with the count."""
+    unread: dict[tuple[str, str], list[str]] = {}
+    for check, item, _, detail in rows:
+        if detail.startswith(_NOT_READ):
+            unread.setdefault((check, detail), []).append(item)
+    told = [row for row in rows if not row[3].startswith(_NOT_READ)]
+    for (check, detail), items in unread.items():
+        several = f" and {len(items) - 1} more ({len(items)} in all)" if len(items) > 1 else ""
+        told.append(_row(check, items[0] + several, detail))
+    return told
 
 
 def _files(session: Session) -> Iterator[tuple]:
@@ -144,6 +158,8 @@ def _same(stated: Any, found: Any) -> bool:
 def _problem(check: Callable[[], None]) -> str:
     try:
         check()
+    except UnknownOperatorError as error:
+        return f"{_NOT_READ}{error}"
     except (SteerlabError, ValueError, KeyError, TypeError) as error:
         return str(error) or type(error).__name__
     return ""
@@ -167,6 +183,8 @@ def _rerun(session: Session, place: str, tolerance: float | None) -> tuple[str, 
     try:
         stored = session.cells.read(place)
         again = RERUNS[stored.cell.kind](session, stored)
+    except UnknownOperatorError as error:
+        return "", f"{_NOT_READ}{error}"
     except (SteerlabError, ValueError, KeyError, TypeError) as error:
         return "", f"it could not be measured again: {error}"
     allowed = TOLERANCES.get(session.info.dtype, LOW_PRECISION_TOLERANCE) if tolerance is None else tolerance

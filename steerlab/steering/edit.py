@@ -13,6 +13,7 @@ from steerlab.core.hook_points import HookPoint
 from steerlab.steering.condition import Condition
 from steerlab.steering.operator import Direction, Operator
 from steerlab.steering.positions import RowPositions
+from steerlab.steering.registry import check_operator
 from steerlab.steering.schedule import Schedule
 from steerlab.steering.sets import Where
 from steerlab.steering.vectors import SteeringVector
@@ -52,6 +53,7 @@ class Edit:
     )
 
     def __post_init__(self) -> None:
+        check_operator(self.operator)
         vector = self.vector
         card_applies = vector.card.extracted_at == vector.hook_point.name
         if self.median_norm is None and self.needs_median_norm and card_applies:
@@ -112,8 +114,12 @@ class Edit:
     def delta(
         self, h: Float[Tensor, "*batch d_model"], factors: Float[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
-        """What is added to a float32 stream, float32; `factors` are the schedule's, one for each of its tokens."""
-        change = self.scale * self.operator.delta(h, self._direction(h.device))
+        """What is added to a float32 stream, float32; `factors` are the schedule's, one for each of its tokens.
+
+        Raises:
+            PlanError: if the operator gives no tensor, or one that does not broadcast to the stream.
+        """
+        change = self.scale * self._checked("delta", self.operator.delta(h, self._direction(h.device)), h.shape)
         if factors is not None:
             change = factors[..., None] * change
         return change if self.norm is None else _norm_kept(h, change)
@@ -125,6 +131,8 @@ class Edit:
         key = (device, dtype)
         if key not in self._constants:
             constant = self.operator.constant(self._direction(device))
+            if constant is not None:
+                self._checked("constant", constant, self.vector.values.shape)
             with torch.inference_mode(False):
                 scaled = None if constant is None else self.scale * constant
                 self._constants[key] = None if scaled is None else (scaled.to(dtype), scaled.norm())
@@ -140,6 +148,18 @@ class Edit:
         if reason is not None:
             raise PlanError(f"This engine carries out edits of one shared formula only, and {reason}.")
         return (*self.operator.formula(self._direction(torch.device("cpu"))), self.scale)
+
+    def _checked(self, method: str, found: object, wanted: torch.Size) -> Tensor:
+        """What a method of the operator gave, if it is a tensor that broadcasts to a shape."""
+        name = f"{method} of the operator {type(self.operator).__name__}"
+        if not isinstance(found, Tensor):
+            raise PlanError(f"{name} gives a tensor of shape {list(wanted)}, got {found!r:.60}.")
+        sizes = zip(reversed(found.shape), reversed(wanted), strict=False)
+        if len(found.shape) > len(wanted) or any(size not in (1, whole) for size, whole in sizes):
+            raise PlanError(
+                f"{name} gives a tensor of shape {list(wanted)}, or one that broadcasts to it; got {list(found.shape)}."
+            )
+        return found
 
     def _direction(self, device: torch.device) -> Direction:
         """The vectors on a device, copied there once."""

@@ -1,6 +1,6 @@
 """What an operator is: a map h → h + Δ(h) along one direction."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -33,7 +33,7 @@ class Direction:
     others: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Operator:
+class Operator(ABC):
     """A map h → Δ(h) along one direction."""
 
     unit: Unit
@@ -44,7 +44,10 @@ class Operator:
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable description, read back by `operator_from_json`."""
+        """A JSON-serialisable description with a text `kind`, read back by `operator_from_json`.
+
+        It is what identifies the operator: two that do different things describe themselves differently.
+        """
 
     def formula(self, along: Direction) -> tuple[float, float, float, float]:
         """(a, g, lo, hi) such that Δ(h) = [a + g·(clip(u·h, lo, hi) − u·h)]·u, for engines that share one formula.
@@ -68,7 +71,7 @@ class Operator:
         """Vectors it needs beside the edit's own."""
         return {}
 
-    def check(self, vector: "SteeringVector") -> None:
+    def check(self, vector: "SteeringVector") -> None:  # noqa: B027  most act along any vector
         """Nothing, if it can act along the vector.
 
         Raises:

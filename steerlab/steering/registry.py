@@ -7,11 +7,65 @@ from typing import Any, Final, TypeAlias
 from steerlab.core.errors import PlanError, UnknownOperatorError
 from steerlab.core.hook_points import HookPoint
 from steerlab.steering.operator import Operator
+from steerlab.steering.projection import Ablate, Clamp, Set
+from steerlab.steering.rotation import Rotate
+from steerlab.steering.translation import Add
 
 OperatorReader: TypeAlias = Callable[[dict[str, Any], HookPoint], Operator]
 
-SHIPPED: Final = ("add", "ablate", "clamp", "set", "rotate")
+SHIPPED_OPERATORS: Final[dict[str, type[Operator]]] = {
+    "add": Add,
+    "ablate": Ablate,
+    "clamp": Clamp,
+    "set": Set,
+    "rotate": Rotate,
+}
+SHIPPED: Final = tuple(SHIPPED_OPERATORS)
 _READERS: dict[str, OperatorReader] = {}
+
+
+def is_shipped(operator: Operator) -> bool:
+    """Whether it is an operator of this package, rather than of a class of a user's own."""
+    return type(operator) in SHIPPED_OPERATORS.values()
+
+
+def check_operator(operator: object) -> None:
+    """Nothing, if it is an operator that describes itself.
+
+    Raises:
+        PlanError: for a class, something else than an operator, no unit, or a description that cannot identify it.
+    """
+    if isinstance(operator, type):
+        raise PlanError(
+            f"An edit takes an operator, got the class {operator.__name__} itself; make one of it: "
+            f"{operator.__name__}(…)."
+        )
+    if not isinstance(operator, Operator):
+        raise PlanError(f"An edit takes an operator such as sl.add(v, dose=0.2).operator, got {operator!r:.60}.")
+    if is_shipped(operator):
+        return
+    name = type(operator).__name__
+    if getattr(operator, "unit", None) not in ("dose", "coef"):
+        raise PlanError(
+            f"The operator {name} needs a unit, 'dose' if its numbers are in median norms, else 'coef'; got "
+            f"{getattr(operator, 'unit', None)!r:.60}."
+        )
+    found = operator.to_json()
+    kind = found.get("kind") if isinstance(found, dict) else None
+    if not isinstance(kind, str) or not kind:
+        raise PlanError(
+            f"to_json of the operator {name} gives a dict with a non-empty text 'kind', such as "
+            f"{{'kind': {name.lower()!r}}}; got {found!r:.60}."
+        )
+    if kind in SHIPPED:
+        raise PlanError(
+            f"to_json of the operator {name} gives the kind {kind!r}, which is an operator of this package; give "
+            "another kind."
+        )
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"to_json of the operator {name} gives what is no JSON: {error}.") from error
 
 
 def register_operator(kind: str, read: OperatorReader) -> None:

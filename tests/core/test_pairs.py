@@ -164,7 +164,7 @@ def test_from_csv(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "place"),
-    [("c,,x", r"pairs\.csv:4 has no 'negative'"), ("c,d,", r"pairs\.csv:4 has no 'g'"), ("c,d", r"pairs\.csv:4")],
+    [("c,,x", r"pairs\.csv:4: 'negative' is empty"), ("c,d,", r"pairs\.csv:4: 'g' is empty"), ("c,d", r"pairs\.csv:4")],
 )
 def test_a_bad_csv_row_is_named_by_its_line(tmp_path, row, place):
     path = tmp_path / "pairs.csv"
@@ -198,9 +198,9 @@ def test_frames_round_trip():
 def test_a_frame_that_was_filtered_is_read_by_position():
     frame = pd.DataFrame({"positive": ["a", "b", None], "negative": ["c", "d", "e"], "split": ["x", "y", "y"]})
     assert list(ContrastPairs.from_frame(frame, split="x")) == [("a", "c")]
-    with pytest.raises(DataError, match="row 2 has no 'positive'"):
+    with pytest.raises(DataError, match="row 2: 'positive' is empty"):
         ContrastPairs.from_frame(frame)
-    with pytest.raises(DataError, match="row 1 has no 'positive'"):
+    with pytest.raises(DataError, match="row 1: 'positive' is empty"):
         ContrastPairs.from_frame(frame[1:])
     with pytest.raises(DataError, match="split 'z'"):
         ContrastPairs.from_frame(frame, split="z")

@@ -46,9 +46,14 @@ def test_unreadable_files_are_data_errors(tmp_path):
         list(read_jsonl(write(tmp_path, b"\xff\xfe\x00")))
 
 
+def test_a_missing_field_names_the_keys_there_are():
+    with pytest.raises(DataError, match=r"f:3 has no 'b'; its keys are a, c"):
+        field({"a": 1, "c": 2}, "b", "f:3")
+
+
 @pytest.mark.parametrize("value", [None, "", []])
-def test_a_missing_field_names_the_keys_there_are(value):
-    with pytest.raises(DataError, match=r"f:3 has no 'b'; its keys are a, b"):
+def test_a_field_that_is_there_and_empty_is_called_empty(value):
+    with pytest.raises(DataError, match=r"f:3: 'b' is empty"):
         field({"a": 1, "b": value}, "b", "f:3")
 
 

@@ -9,6 +9,8 @@ import torch
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
 from steerlab.experiment.confirmation import confirm
+from steerlab.experiment.report.document import document
+from steerlab.experiment.report.material import Material
 from steerlab.experiment.selection import select
 
 
@@ -105,3 +107,15 @@ def test_a_function_must_be_passed_again(tiny_llama_engine):
     with pytest.raises(InputError, match="Unknown metric 'first_positive'"):
         confirm(tiny_llama_engine, own, TEST)
     assert confirm(tiny_llama_engine, own, TEST, metric=first_positive).metric == "first_positive"
+
+
+def test_a_gain_in_another_metric_is_not_put_beside_it(tiny_llama_engine, best, first):
+    found = confirm(tiny_llama_engine, best, TEST, metric="choice_prob")
+    report = str(document(Material("x", 0, confirmations=[found])))
+    assert (found.metric, found.dev_metric, found.dev_gain) == ("choice_prob", "log_prob_margin", best.gain)
+    for text in (str(found), report):
+        assert f"{best.gain:+.3f}" not in text
+        assert "The plan was selected by log_prob_margin" in text
+    assert f"({best.gain:+.3f} on development items)" in str(first)
+    assert "was selected by" not in str(first)
+    assert f"({best.gain:+.3f} on development items)" in str(document(Material("x", 0, confirmations=[first])))

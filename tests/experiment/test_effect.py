@@ -54,6 +54,14 @@ def test_without_nulls_nothing_is_claimed() -> None:
     assert any("No null family" in reason for reason in effect.reasons)
 
 
+def test_few_groups_are_told_of() -> None:
+    nulls = {"random": list(np.linspace(-1, 1, 20))}
+    few, enough = make_effect([9.0, 10.0] * 2, nulls=nulls), make_effect([9.0, 10.0] * 5, nulls=nulls)
+    assert any("rests on 4 groups" in reason for reason in few.reasons)
+    assert not any("rests on" in reason for reason in enough.reasons)
+    assert few.verdict == enough.verdict == "effect", "no part of the verdict"
+
+
 @pytest.mark.parametrize(
     ("families", "from_pairs", "told"),
     [

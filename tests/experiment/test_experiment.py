@@ -1,6 +1,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -193,11 +194,19 @@ def test_names_become_folders(name: str) -> None:
         sl.Experiment(name)
 
 
-@pytest.mark.parametrize("doses", [[0.1], [0.1, 0.1], [0.0, float("nan")]])
-def test_doses_are_checked(experiment: sl.Experiment, doses: list[float]) -> None:
+@pytest.mark.parametrize("doses", [[0.1], [0.1, 0.1], [0.0, float("nan")], ["0.1", "0"], 0.2])
+def test_doses_are_checked(experiment: sl.Experiment, doses: Any) -> None:
     plan = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0))
     with pytest.raises(InputError, match="distinct finite"):
         experiment.effect(plan, TARGETS, doses)
+
+
+def test_what_is_no_targets_and_no_controls_is_named(experiment: sl.Experiment) -> None:
+    plan, wrong = sl.Plan(sl.add(experiment.results.vectors[0][1], dose=1.0)), cast("Any", experiment.effect)
+    with pytest.raises(InputError, match="targets is a Targets"):
+        wrong(plan, [{"prompt": "x"}], DOSES)
+    with pytest.raises(InputError, match="controls is e"):
+        wrong(plan, TARGETS, DOSES, controls=20)
 
 
 def test_one_bare_prompt_is_one_prompt(experiment: sl.Experiment) -> None:

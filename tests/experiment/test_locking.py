@@ -49,6 +49,15 @@ def test_another_process_is_refused_and_named(tmp_path: Path) -> None:
         RunLock(tmp_path).release()
 
 
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")  # root, as which tests often run, may write anywhere
+
+    monkeypatch.setattr("steerlab.experiment.locking.FileLock.acquire", refuse)
+    with pytest.raises(RunError, match="may not be written by this user"):
+        RunLock(tmp_path)
+
+
 def test_a_killed_process_does_not_block(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         process.kill()

@@ -1,13 +1,11 @@
 """What the numbers cannot say, with the figures that make it so."""
 
 from steerlab.experiment.controls import RANK_LEVEL
-from steerlab.experiment.effect import Effect
+from steerlab.experiment.effect import FEW_GROUPS, Effect
 from steerlab.experiment.plots.palette import FAMILIES
 from steerlab.experiment.report.material import Material
 from steerlab.experiment.report.tables import count
 from steerlab.measures.intervals import rank_floor
-
-_FEW_GROUPS = 10
 
 
 def limits(material: Material) -> list[str]:
@@ -47,9 +45,9 @@ def _effect_limits(effect: Effect) -> list[str]:
     groups = int(items.group.nunique())
     size = f"{len(items)} items in {groups} groups were measured"
     found = [f"{size}; intervals resample groups, so {groups} is the number that counts."]
-    if groups < _FEW_GROUPS:
+    if groups < FEW_GROUPS:
         found[0] += (
-            f" With fewer than {_FEW_GROUPS} groups a percentile interval covers the truth less often than stated."
+            f" With fewer than {FEW_GROUPS} groups a percentile interval covers the truth less often than stated."
         )
     for family in effect.null_ranks:
         draws = int((effect.null_slopes.family == family).sum())
