@@ -87,7 +87,7 @@ def test_files(tmp_path):
     assert [row["prompt"] for row in load_examples(str(path), "train")] == ["a", "c"]
     assert [row["prompt"] for row in load_examples(str(path), "test")] == ["a", "b"]
     path.write_text('{"prompt": ""}\n')
-    with pytest.raises(DataError, match=r"prompts\.jsonl:1 has no 'prompt'"):
+    with pytest.raises(DataError, match=r"prompts\.jsonl:1: 'prompt' is empty"):
         load_examples(str(path), "train")
     with pytest.raises(DataError, match="Cannot read"):
         load_examples("nowhere.jsonl", "train")
