@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from extraction import SUBJECTS
 
 import steerlab as sl
 from steerlab.core.files import write_atomic
@@ -32,9 +33,6 @@ DOSES = [-0.2, -0.1, 0.0, 0.1, 0.2]
 CONTROLS = {"random": 20, "shuffled": 20, "wrong_layer": True}
 FOR_PAIRS, FOR_TRANSFER = 48, 24  # prompts
 ENDS = 2  # doses that a control arm runs at
-SUBJECTS = (
-    "film book soup hotel garden lecture concert harbour bakery museum ferry market street coat song team".split()
-)
 OPENINGS = [
     "To be honest, we found that the {} was",
     "After a long week away, the {} seemed",
