@@ -138,12 +138,13 @@ class Arm:
     Args:
         work: what to do.
         name: how.
-        run: does it; returns how many targets have no score.
+        run: does it; returns what came back.
+        missing: how many targets have no score, from what came back.
         rounds: in how many rounds.
     """
 
-    def __init__(self, work: Work, name: str, run: Any, rounds: int) -> None:
-        self.work, self.name, self.run, self.rounds = work, name, run, rounds
+    def __init__(self, work: Work, name: str, run: Any, missing: Any, rounds: int) -> None:
+        self.work, self.name, self.run, self.count_missing, self.rounds = work, name, run, missing, rounds
         self.rates: list[float] = []
         self.missing: list[int | None] = []
         self.failed = ""
@@ -152,9 +153,9 @@ class Arm:
         """Runs once against the clock, with an empty prefix cache."""
         engine.llm.reset_prefix_cache()
         begun = time.perf_counter()
-        missing = self.run()
+        found = self.run()
         self.rates.append(self.work.size / (time.perf_counter() - begun))
-        self.missing.append(missing)
+        self.missing.append(self.count_missing(found))
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -210,14 +211,13 @@ def arms_of(work: Work, engine: Any, options: argparse.Namespace, is_v2: bool) -
     submitted: Any = [{"prompt_token_ids": ids[:-1]} for ids, _ in work.whole]
     whole: Any = [{"prompt_token_ids": ids} for ids, _ in work.whole]
 
-    def nothing() -> None:
-        llm.generate(submitted, SamplingParams(**plain), use_tqdm=False)
+    def nothing() -> Any:
+        return llm.generate(submitted, SamplingParams(**plain), use_tqdm=False)
 
-    def native() -> int:
-        rows = llm.generate(whole, SamplingParams(**plain, prompt_logprobs=0), use_tqdm=False)
-        return sum(row.prompt_logprobs is None for row in rows)
+    def native() -> Any:
+        return llm.generate(whole, SamplingParams(**plain, prompt_logprobs=0), use_tqdm=False)
 
-    def token_ids() -> int:
+    def token_ids() -> Any:
         params = [
             SamplingParams(
                 **plain,
@@ -227,17 +227,24 @@ def arms_of(work: Work, engine: Any, options: argparse.Namespace, is_v2: bool) -
             )
             for ids, start in work.whole
         ]
-        rows = llm.generate(whole, params, use_tqdm=False)
-        return sum(row.prompt_token_id_logprobs is None for row in rows)
+        return llm.generate(whole, params, use_tqdm=False)
 
-    def ours() -> int:
-        scores = engine.score(work.contexts, work.targets)
+    def ours() -> Any:
+        return engine.score(work.contexts, work.targets)
+
+    def without(attribute: str) -> Any:
+        return lambda rows: sum(getattr(row, attribute) is None for row in rows)
+
+    def not_finite(scores: Any) -> int:
         return sum(not all(map(math.isfinite, row.token_log_probs)) for row in scores)
 
-    arms = [Arm(work, NOTHING, nothing, options.rounds), Arm(work, OURS, ours, options.rounds)]
-    arms.append(Arm(work, NATIVE, native, options.native_rounds))
+    arms = [
+        Arm(work, NOTHING, nothing, lambda rows: None, options.rounds),
+        Arm(work, OURS, ours, not_finite, options.rounds),
+        Arm(work, NATIVE, native, without("prompt_logprobs"), options.native_rounds),
+    ]
     if is_v2:
-        arms.append(Arm(work, TOKEN_IDS, token_ids, options.native_rounds))
+        arms.append(Arm(work, TOKEN_IDS, token_ids, without("prompt_token_id_logprobs"), options.native_rounds))
     return arms
 
 

@@ -27,8 +27,8 @@ def seen(monkeypatch):
     found = []
     original = engine_module.carry_out
 
-    def recording(*args):
-        found.append(original(*args))
+    def recording(*args, **kwargs):
+        found.append(original(*args, **kwargs))
         return found[-1]
 
     monkeypatch.setattr(engine_module, "carry_out", recording)

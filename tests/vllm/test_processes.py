@@ -75,6 +75,11 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
             assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-5)
         assert [r.edited for r in receipts] == [r.edited for r in alone[1]]
         torch.testing.assert_close(read[2], alone[2][2], atol=1e-3, rtol=1e-4)
+        _interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            _generate_for_ever(engine, plans)
+        for a, b in zip(engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=12), rows, strict=True):
+            assert a.token_ids == b.token_ids  # nothing of the interrupted call is found here
         worker = next(process for process in mine if "Worker" in process.name())
         threading.Thread(target=_kill_soon, args=(worker,)).start()
         with pytest.raises(sl.SteerlabError, match="worker processes failed or was killed"):
@@ -107,6 +112,10 @@ def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone, m
 def _generate_for_ever(engine, plans):
     while True:
         engine.generate(PROMPTS * 4, plan=plans * 4, max_new_tokens=64)
+
+
+def _interrupt_soon():
+    threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
 
 
 def _kill_soon(process):

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import numpy as np
@@ -43,8 +44,8 @@ class Params:
 
 
 def test_a_spec_survives_the_way_to_the_workers():
-    for prefix in (None, ("3", 40)):
-        spec = RequestSpec("7", "abc", (((0, 3), (5, 6)), ()), ((1, 2),), prefix=prefix)
+    for prefix, group in itertools.product((None, ("3", 40)), (None, ("7", 2))):
+        spec = RequestSpec("7", "abc", (((0, 3), (5, 6)), ()), ((1, 2),), prefix=prefix, group=group)
         assert RequestSpec.of(Params(spec.to_args())) == spec
     assert RequestSpec.of(Params(None)) is None
     assert RequestSpec.of(Params({"other": 1})) is None
@@ -62,6 +63,7 @@ def test_a_spec_is_told_from_what_others_put_there():
         assert read(body) == spec
         assert read(body | {"more": 1}) is None
         assert read(body | {"prefix": ["3", "40"]}) is None
+        assert read(body | {"group": ["3"]}) is None
         assert all(read({**body, name: 1.5}) is None for name in body)
         assert all(read({n: body[n] for n in body if n != name}) is None for name in body)
         assert RequestSpec.of(Params({key: body})) is None

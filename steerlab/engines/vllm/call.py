@@ -12,15 +12,24 @@ from steerlab.core.errors import ReceiptError
 from steerlab.engines.vllm.client import Client
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.requests import Outcome, Request
+from steerlab.engines.vllm.specs import Group
 
 _numbers = itertools.count()
 _PARTS = ("ran", "edits", "tally", "read", "at", "measured")
 _RANKS_APART = 1e-5
 """By how much ranks may differ in what each computes from the same logits, in nats."""
+WAITS_FOR = 0.5
+"""How much of a pass the first requests of a call must fill before it begins."""
 
 
-def carry_out(client: Client, requests: Sequence[Request], what: str) -> list[Outcome]:
+def carry_out(client: Client, requests: Sequence[Request], what: str, *, together: bool = False) -> list[Outcome]:
     """Runs all requests in one go; outcomes in their order.
+
+    Args:
+        client: the engine.
+        requests: what to run.
+        what: names the call.
+        together: whether the first ones wait until there are enough of them to fill a pass.
 
     Raises:
         ReceiptError: if a worker could not do what a request asked for.
@@ -31,10 +40,37 @@ def carry_out(client: Client, requests: Sequence[Request], what: str) -> list[Ou
     names = [f"{next(_numbers)}" for _ in requests]
     plans = {request.compiled.fingerprint: request.compiled for request in requests if request.compiled is not None}
     _hold(client, plans)
-    named = list(_named(requests, names))
     params = _Params()
-    outputs = client.run(_Lazy(lambda r: r.prompt(), requests), _Lazy(lambda row: params(*row), named), what)
-    return _settled(client, requests, names, outputs)
+    n_first = first_pass(requests, *client.pass_size) if together else 0
+    group = (names[0], n_first) if n_first > 1 else None
+    rows = [(*row, group if i < n_first else None) for i, row in enumerate(_named(requests, names))]
+    try:
+        outputs = client.run(
+            _Lazy(lambda request: request.prompt(), requests), _Lazy(lambda row: params(*row), rows), what
+        )
+        return _settled(client, requests, names, outputs)
+    except BaseException:
+        client.abandon(names)
+        raise
+
+
+def first_pass(requests: Sequence[Request], n_tokens: int, n_requests: int) -> int:
+    """How many of the requests the first pass waits for; tokens that requests share are run once.
+
+    Args:
+        requests: in the order in which they are submitted.
+        n_tokens: that a pass holds at most.
+        n_requests: that a pass holds at most.
+    """
+    begun: set[str] = set()
+    total = 0
+    for index, request in enumerate(requests[:n_requests]):
+        if total >= WAITS_FOR * n_tokens:
+            return index
+        name, n_shared = request.prefix or ("", 0)
+        total += request.n_tokens - (n_shared if name in begun else 0)
+        begun.add(name)
+    return min(len(requests), n_requests)
 
 
 class _Lazy(Sequence[Any]):
@@ -65,17 +101,18 @@ class _Params:
     """VLLM's sampling parameters for the requests of a call. Checking them is dear, so equal ones are checked once."""
 
     def __init__(self) -> None:
+        from vllm import SamplingParams  # once: vLLM looks a name up anew each time that it is imported
+
+        self._class = SamplingParams
         self._checked: dict[int, Any] = {}
 
-    def __call__(self, request: Request, name: str) -> Any:
+    def __call__(self, request: Request, name: str, group: Group | None) -> Any:
         """Those of one request, named by its row."""
-        from vllm import SamplingParams
-
         key = id(request.arguments)
         if key not in self._checked:
             # each is made for one request alone, so vLLM need not copy it in depth
-            self._checked[key] = SamplingParams(**request.arguments, skip_clone=True)
-        spec = request.spec(name)
+            self._checked[key] = self._class(**request.arguments, skip_clone=True)
+        spec = request.spec(name, group)
         params = copy(self._checked[key])
         params.extra_args = None if spec is None else spec.to_args()
         return params

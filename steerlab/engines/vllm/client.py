@@ -1,12 +1,11 @@
 """The vLLM engine behind ours: started with steering wired in, asked, and shut down without leftovers."""
 
-import functools
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
-from typing_extensions import override
 
 from steerlab.core.errors import EngineError, HookPointError, InputError
 from steerlab.engines.vllm.config import KEY, SteeringConfig
@@ -78,23 +77,43 @@ class Client:
         return [unpack(answer) if answer else (None, {}) for answer in answers]
 
     def run(self, prompts: Sequence[Mapping[str, Any]], params: Sequence[Any], what: str) -> list[Any]:
-        """VLLM's outputs, in the order of the prompts.
+        """Runs requests; their outputs in order.
 
         Args:
-            prompts: as vLLM takes them; each is asked for once, when it is submitted.
+            prompts: as vLLM takes them, asked for one by one.
             params: one for each, asked for as often.
-            what: names the call.
+            what: names the call, on a bar that a terminal or a notebook shows once two seconds have gone by.
 
         Raises:
             EngineError: if a worker dies on the way.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        bar = functools.partial(_bar, what)
+        engine = self.llm.llm_engine
+        outputs: list[Any] = []
         try:
-            return self.llm.generate(prompts, params, use_tqdm=bar)
+            self.llm.enqueue(prompts, params, use_tqdm=False)
+            with tqdm(total=len(prompts), desc=what, delay=2.0, leave=False, disable=None) as bar:
+                while engine.has_unfinished_requests():
+                    finished = [output for output in engine.step() if output.finished]
+                    outputs += finished
+                    bar.update(len(finished))
         except EngineDeadError as error:
             raise EngineError(_DEAD) from error
+        return sorted(outputs, key=lambda output: int(output.request_id))
+
+    @property
+    def pass_size(self) -> tuple[int, int]:
+        """How many tokens, and how many requests, go through the model at once."""
+        scheduler = self.vllm_config.scheduler_config
+        return scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+
+    def abandon(self, rows: Sequence[str]) -> None:
+        """Ends what an interrupted call has left behind, so that the next call does not find it; never raises."""
+        with contextlib.suppress(Exception):  # an engine that has died has nothing left
+            engine = self.llm.llm_engine
+            engine.abort_request(list(engine.output_processor.request_states), internal=True)
+            self.ask("forget", list(rows))
 
     @property
     def vllm_config(self) -> Any:
@@ -141,22 +160,6 @@ def _check_ranks_agree(workers: Sequence[Mapping[str, Any]]) -> None:
                 f"Tensor-parallel ranks {first['tp']} and {worker['tp']} hold different streams after the layers of "
                 "one stage; this family cannot be steered inside vLLM under tensor parallelism."
             )
-
-
-class _Bar(tqdm):
-    """A bar whose elapsed time is never 0: vLLM divides by it, also when the bar is switched off."""
-
-    @property
-    @override
-    def format_dict(self) -> dict[str, Any]:
-        """What the bar shows."""
-        shown = super().format_dict
-        return {**shown, "elapsed": max(shown["elapsed"], 1e-9)}
-
-
-def _bar(what: str, *items: Any, **arguments: Any) -> Any:
-    """A bar on a terminal or in a notebook, once the work has taken two seconds."""
-    return _Bar(*items, **{**arguments, "desc": what, "delay": 2.0, "leave": False, "disable": None})
 
 
 NOT_LOADED = (

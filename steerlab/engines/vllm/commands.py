@@ -66,6 +66,12 @@ def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray
     )
 
 
+def _forget(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
+    """Drops the accounts of a call that was interrupted."""
+    wired.state.settle(header)
+    return b""
+
+
 def _counted(wired: Wired, accounts: dict[str, Account]) -> dict[str, np.ndarray]:
     """Accounts as arrays: entries of all rows one after the other, and how many each row has."""
     every = list(accounts.values())
@@ -122,4 +128,10 @@ def _memory(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray
     return pack({"now": now, "peak": peak, "reserved": reserved})
 
 
-_COMMANDS: dict[str, Callable[..., bytes]] = {"hold": _hold, "drop": _drop, "settle": _settle, "memory": _memory}
+_COMMANDS: dict[str, Callable[..., bytes]] = {
+    "hold": _hold,
+    "drop": _drop,
+    "settle": _settle,
+    "forget": _forget,
+    "memory": _memory,
+}

@@ -295,7 +295,7 @@ class VLLMEngine:
         plans = planner.plans(plan, 1 + max(i for i, _, _, _ in pairs))
         requests = score_requests(pairs, plans, planner, self.tokenizer, measures)
         submitted, places = shared(pairs, requests)
-        outcomes = carry_out(self._running, submitted, "score")
+        outcomes = carry_out(self._running, submitted, "score", together=True)
         lengths = [request.n_tokens for request in requests]
         self._keep(requests, [outcomes[place.rest] for place in places], lengths)
         return [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]

@@ -77,11 +77,12 @@ class Found:
 
     def rows(self, names: tuple[Any, ...]) -> np.ndarray:
         """Some of the values, float32 [names, rows]."""
-        if names not in self._stacked:
+        found = self._stacked.get(names)
+        if found is None:
             width = len(next(iter(self.host.values())))
             chosen = [self.host[name] for name in names]
-            self._stacked[names] = np.stack(chosen) if chosen else np.zeros((0, width), dtype=np.float32)
-        return self._stacked[names]
+            found = self._stacked[names] = np.stack(chosen) if chosen else np.zeros((0, width), dtype=np.float32)
+        return found
 
 
 @dataclass(frozen=True)

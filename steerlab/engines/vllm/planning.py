@@ -42,7 +42,9 @@ class Planner:
         Raises:
             PlanError: for a list of another length, or something that is not a plan.
         """
-        given: list[Any] = list(plan) if isinstance(plan, list | tuple) else [plan] * n_prompts
+        if not isinstance(plan, list | tuple):
+            return [self._ready(plan)] * n_prompts
+        given: list[Any] = list(plan)
         if len(given) != n_prompts:
             raise PlanError(f"A list of plans holds one per prompt: got {len(given)} plans for {n_prompts} prompts.")
         return [self._ready(one) for one in given]

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
-from steerlab.engines.vllm.specs import RequestSpec, Runs, ScoreSpec, SharedPrefix
+from steerlab.engines.vllm.specs import Group, RequestSpec, Runs, ScoreSpec, SharedPrefix
 from steerlab.steering.assign import AssignedPlan
+
+_NOWHERE = np.zeros(0, dtype=np.int64)
+_NOTHING = np.zeros((0, 0), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,12 @@ class Request:
         """Whether anything is edited, read or measured."""
         return self.compiled is not None or bool(self.read) or self.score is not None or self.draw
 
-    def spec(self, row: str) -> RequestSpec | None:
-        """What the workers are told; None if there is nothing to do."""
+    def spec(self, row: str, group: Group | None = None) -> RequestSpec | None:
+        """What scheduler and workers are told; None if there is nothing to do."""
         if not self.has_work:
             return None
         plan = None if self.compiled is None else self.compiled.fingerprint
-        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix)
+        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix, group)
 
     def prompt(self) -> dict[str, Any]:
         """As vLLM takes a prompt."""
@@ -93,6 +96,6 @@ class Outcome:
     tally: dict[int, tuple[float, float]] = field(default_factory=dict)
     read: list[int] = field(default_factory=list)
     streams: dict[int, Any] = field(default_factory=dict)
-    at: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    measured: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    at: np.ndarray = field(default_factory=lambda: _NOWHERE)
+    measured: np.ndarray = field(default_factory=lambda: _NOTHING)
     distribution: np.ndarray | None = None

@@ -5,6 +5,7 @@ Positions are absolute, so that they mean the same in a chunked prefill, after a
 the cache.
 """
 
+import array
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,9 @@ Runs = tuple[tuple[int, int], ...]
 
 SharedPrefix = tuple[str, int]
 """A name, and the number of leading tokens that all requests with it share."""
+
+Group = tuple[str, int]
+"""A name, and how many requests have it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class RequestSpec:
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
         prefix: names requests that begin with the same tokens and edits, and how many; None if there are no others.
+        group: names requests of which none runs before all have arrived; None if it need not wait.
     """
 
     row: str
@@ -83,6 +88,7 @@ class RequestSpec:
     score: ScoreSpec | None = None
     draw: bool = False
     prefix: SharedPrefix | None = None
+    group: Group | None = None
 
     def to_args(self) -> dict[str, Any]:
         """As `extra_args`."""
@@ -98,6 +104,8 @@ class RequestSpec:
             body["draw"] = True
         if self.prefix is not None:
             body["prefix"] = self.prefix
+        if self.group is not None:
+            body["group"] = self.group
         return {KEY: json.dumps(body)}
 
     @classmethod
@@ -165,12 +173,12 @@ def _are_bounds(bounds: Any) -> bool:
 
 
 def _packed(tokens: Sequence[int]) -> str:
-    """Ids as one string, which is read sooner than a list."""
-    return np.array(tokens, dtype="<i4").tobytes().hex()
+    """Ids as one string, which is read sooner than a list; processes of one machine agree on the order of bytes."""
+    return array.array("i", tokens).tobytes().hex()
 
 
 def _unpacked(packed: str) -> tuple[int, ...]:
-    return tuple(np.frombuffer(bytes.fromhex(packed), dtype="<i4").tolist())
+    return tuple(array.array("i", bytes.fromhex(packed)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -188,12 +196,13 @@ def _read(text: str) -> RequestSpec | None:
             ScoreSpec.from_json(body["score"]) if "score" in body else None,
             "draw" in body,
             tuple(body["prefix"]) if "prefix" in body else None,
+            tuple(body["group"]) if "group" in body else None,
         )
     except (InputError, PolicyError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix"}
+_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix", "group"}
 
 
 def _are_sound(body: Mapping[str, Any]) -> bool:
@@ -202,7 +211,7 @@ def _are_sound(body: Mapping[str, Any]) -> bool:
         return False
     if body.get("draw", True) is not True or not all(map(_are_bounds, (*body["groups"], body["read"]))):
         return False
-    if "prefix" in body and [type(part) for part in body["prefix"]] != [str, int]:
+    if any([type(part) for part in body[name]] != [str, int] for name in ("prefix", "group") if name in body):
         return False
     return "score" not in body or (type(body["score"]["start"]) is int and type(body["score"]["n_first"]) is int)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 STAGED = 1 << 26
 """Bytes of directions that cross to the device in one go; vLLM leaves little of its memory free."""
 
+_NO_EDITS = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.float32)
+
 
 @dataclass(frozen=True)
 class HeldPlan:
@@ -331,7 +333,7 @@ class SteeringState:
     def _of_edits(self, account: Account, stays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         plan = self.plans.get(account.spec.plan or "")
         if plan is None:
-            return np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.float32)
+            return _NO_EDITS
         whole = np.zeros((len(plan.edits), 2), dtype=np.float32)
         for stay in stays:
             whole += stay[plan.layers, plan.places]
