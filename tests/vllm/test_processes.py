@@ -1,5 +1,6 @@
 """Engines whose workers are processes of their own: tensor parallelism, a clean end, and a worker that dies."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -107,6 +108,58 @@ def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone, m
     assert [r.edited for r in receipts] == [r.edited for r in alone[1]]
     for layer in (1, 2):
         torch.testing.assert_close(read[layer], alone[2][layer], atol=1e-3, rtol=1e-4)
+
+
+_CALLER = """
+import sys, time
+import steerlab as sl
+
+if __name__ == "__main__":
+    options = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 8}
+    with sl.VLLMEngine(sys.argv[1], layers=[1], **options) as engine:
+        wanted = [row.token_ids for row in engine.generate(["Two plus two"], max_new_tokens=8)]
+        print("ready", flush=True)
+        try:
+            while True:
+                engine.generate(["Where did you put the keys?"] * 8, max_new_tokens=200)
+        except KeyboardInterrupt:
+            found = [row.token_ids for row in engine.generate(["Two plus two"], max_new_tokens=8)]
+            print("the same" if found == wanted else f"{found} for {wanted}", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_an_interrupt_of_the_group_costs_the_call_only_and_no_engine_outlives_its_caller(tiny_path, tmp_path):
+    script = tmp_path / "caller.py"
+    script.write_text(_CALLER)
+    environment = {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    arguments = {"env": environment, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, str(script), str(tiny_path)], **arguments) as caller:
+        try:
+            _read_until(caller.stdout, "ready")
+            engines = psutil.Process(caller.pid).children(recursive=True)
+            assert len(engines) >= 2
+            time.sleep(1)
+            os.killpg(caller.pid, signal.SIGINT)  # as a terminal does, and Jupyter
+            assert _read_until(caller.stdout, "the same", "for") == "the same"
+        finally:
+            caller.kill()
+    _, alive = psutil.wait_procs(engines, timeout=30)
+    assert not alive
+
+
+def _read_until(stream, *wanted):
+    """The first line that holds one of these, which must come."""
+    for line in stream:
+        if any(words in line for words in wanted):
+            return line.strip()
+    pytest.fail(f"The caller ended without a word of {wanted}.")
 
 
 def _generate_for_ever(engine, plans):

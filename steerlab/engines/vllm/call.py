@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from steerlab.core.errors import ReceiptError
+from steerlab.core.errors import EngineError, ReceiptError
 from steerlab.engines.vllm.client import Client
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.requests import Outcome, Request
@@ -49,6 +49,8 @@ def carry_out(client: Client, requests: Sequence[Request], what: str, *, togethe
             _Lazy(lambda request: request.prompt(), requests), _Lazy(lambda row: params(*row), rows), what
         )
         return _settled(client, requests, names, outputs)
+    except EngineError:  # nothing is left that could be ended
+        raise
     except BaseException:
         client.abandon(names)
         raise

@@ -37,12 +37,17 @@ class Client:
         from vllm import LLM
 
         before = set(descendants())
-        self.llm: Any = LLM(
-            model=path,
-            logprobs_mode="raw_logprobs",
-            generation_config="vllm",
-            **{**arguments, "additional_config": {**arguments.get("additional_config", {}), KEY: config.to_json()}},
-        )
+        additional = {**arguments.get("additional_config", {}), KEY: config.to_json()}
+        try:
+            self.llm: Any = LLM(
+                model=path,
+                logprobs_mode="raw_logprobs",
+                generation_config="vllm",
+                **{**arguments, "additional_config": additional},
+            )
+        except BaseException:  # an interrupt, too, must not leave an engine behind that has not been handed over
+            end([process for process in descendants() if process not in before])
+            raise
         self.config = config
         self.held = HeldPlans()
         self._processes = [process for process in descendants() if process not in before]
@@ -110,7 +115,7 @@ class Client:
 
     def abandon(self, rows: Sequence[str]) -> None:
         """Ends what an interrupted call has left behind, so that the next call does not find it; never raises."""
-        with contextlib.suppress(Exception):  # an engine that has died has nothing left
+        with contextlib.suppress(Exception):  # what went wrong before is what the caller must hear of
             engine = self.llm.llm_engine
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
             self.ask("forget", list(rows))

@@ -17,10 +17,11 @@ def register() -> None:
     if version is None or not is_supported(version):
         _logger.warning("steerlab's vLLM plugin does not know vLLM %s and leaves it alone.", version)
         return
-    from steerlab.engines.vllm.patches import arrivals, block_keys, cache_hits, shared_prefixes, worker
+    from steerlab.engines.vllm.patches import arrivals, block_keys, cache_hits, interrupts, shared_prefixes, worker
 
     worker.install()
     block_keys.install()
     cache_hits.install()
     shared_prefixes.install()
     arrivals.install()
+    interrupts.install()
