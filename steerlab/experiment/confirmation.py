@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import DataError
+from steerlab.core.errors import DataError, InputError
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.experiment.controls import Arm, Controls, control_arms
 from steerlab.experiment.item_values import item_values
-from steerlab.experiment.metrics import Metric, find_metric
+from steerlab.experiment.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.selection import Selection, prompt_hash, prompt_hashes
 from steerlab.measures.intervals import cluster_bootstrap_mean, null_rank
 
@@ -42,6 +42,8 @@ class Confirmation:
         rows: a row per item: `item`, `group`, `base_value`, `value`, `change`.
         nulls: a row per control draw: `family`, `draw`, `gain`.
         dev_metric: name of the metric of the selection; None where a run did not note it.
+        is_dev_metric: whether both are the same, which two functions of one name are not; None where a run did not note
+            it, and the names decide.
     """
 
     selection: str
@@ -61,15 +63,22 @@ class Confirmation:
     rows: pd.DataFrame = field(repr=False)
     nulls: pd.DataFrame = field(repr=False)
     dev_metric: str | None = None
+    is_dev_metric: bool | None = None
+
+    @property
+    def _is_comparable(self) -> bool:
+        """Whether the gain on the development items can be set beside the gain here."""
+        return self.dev_metric == self.metric if self.is_dev_metric is None else self.is_dev_metric
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know before believing the figure, one sentence each."""
         found = []
-        if self.dev_metric not in (None, self.metric):
+        if self.dev_metric is not None and not self._is_comparable:
+            other = f"another function named {self.metric}" if self.dev_metric == self.metric else self.dev_metric
             found.append(
-                f"The plan was selected by {self.dev_metric}, so its gain on the development items is no figure to set "
-                f"beside this {self.metric}."
+                f"The plan was selected by {other}, so its gain on the development items is no figure to set beside "
+                f"this {self.metric}."
             )
         if self.look > 1:
             found.append(
@@ -87,7 +96,7 @@ class Confirmation:
     def __str__(self) -> str:
         ranks = "".join(f", rank {rank:.3f} against {family}" for family, rank in self.null_ranks.items())
         figures = f"{self.metric} {self.gain:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
-        before = f" ({self.dev_gain:+.3f} on development items)" if self.dev_metric == self.metric else ""
+        before = f" ({self.dev_gain:+.3f} on development items)" if self._is_comparable else ""
         line = f"{self.selection}: {figures} on {self.num_items} held-out items{before}{ranks}"
         return "\n".join([line, *self.notes])
 
@@ -132,7 +141,10 @@ def confirm(
             f"{len(overlap)} of {len(on)} held-out items share prompt or group with the development items "
             f"(e.g. {shown}). Confirm on other items, or pass allow_overlap=True, which is noted."
         )
-    name, measure = find_metric(best.metric if metric is None else metric)
+    if metric is None and best.metric_identity not in (None, best.metric):
+        raise InputError(f"The selection's metric {best.metric!r} is a function; pass it again as metric=.")
+    chosen = best.metric if metric is None else metric
+    name, measure = find_metric(chosen)
     resolved = best.plan.check(engine.info).resolved(engine.median_norm, engine.info.weights_hash)
     base, value = item_values(engine, [None, resolved], on, measure)
     change = value - base
@@ -163,6 +175,7 @@ def confirm(
         ),
         nulls=nulls,
         dev_metric=best.metric,
+        is_dev_metric=None if best.metric_identity is None else metric_identity(chosen) == best.metric_identity,
     )
 
 

@@ -18,7 +18,7 @@ from steerlab.core.text import PromptLike
 from steerlab.experiment.costs import perplexity_ratio
 from steerlab.experiment.entropies import entropy_change
 from steerlab.experiment.item_values import item_values
-from steerlab.experiment.metrics import Metric, find_metric
+from steerlab.experiment.metrics import Metric, find_metric, metric_identity
 from steerlab.scoring import text_nlls
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
@@ -51,6 +51,7 @@ class Selection:
         on_hash: content hash of the development items.
         prompts: hashes of their prompts.
         groups: their groups.
+        metric_identity: what tells the metric from another of its name; None where a run did not note it.
     """
 
     plan: Plan
@@ -64,6 +65,7 @@ class Selection:
     on_hash: str
     prompts: frozenset[str] = field(repr=False)
     groups: frozenset[str] = field(repr=False)
+    metric_identity: str | None = None
 
     def __str__(self) -> str:
         bounds = ", ".join(f"{name} ≤ {bound:g}" for name, bound in self.subject_to.items()) or "no constraint"
@@ -164,14 +166,14 @@ def select(
             message then names the closest.
     """
     bounds = check_constraints(subject_to, texts)
-    name, measure = find_metric(metric)
+    _, measure = find_metric(metric)
     tries = list_tries(vectors, doses, layers=layers, make=make)
     baseline = Baseline.of(engine, on, measure, texts if "ppl_ratio" in bounds else ())
     rows = [
         measure_try(engine, one, on, measure, baseline, bounds=bounds, texts=texts, policy=policy)
         for one in tqdm(tries, desc="select", delay=2.0, leave=False, disable=None)
     ]
-    return choose(tries, pd.DataFrame(rows, columns=TRY_COLUMNS), on, metric=name, subject_to=bounds)
+    return choose(tries, pd.DataFrame(rows, columns=TRY_COLUMNS), on, metric=metric, subject_to=bounds)
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,12 @@ def measure_try(
 
 
 def choose(
-    tries: Sequence[Try], table: pd.DataFrame, on: Targets, *, metric: str, subject_to: Mapping[str, float]
+    tries: Sequence[Try],
+    table: pd.DataFrame,
+    on: Targets,
+    *,
+    metric: "str | Metric",
+    subject_to: Mapping[str, float],
 ) -> Selection:
     """The best row of a table of tries.
 
@@ -226,7 +233,7 @@ def choose(
         tries: the tries, in the table's order.
         table: rows of `measure_try`.
         on: the development items they were measured on.
-        metric: name of the metric.
+        metric: the metric.
         subject_to: upper bounds by name.
 
     Raises:
@@ -247,11 +254,12 @@ def choose(
         dose=tries[best].dose,
         gain=float(table.gain[best]),
         table=table.assign(chosen=table.index == best),
-        metric=metric,
+        metric=find_metric(metric)[0],
         subject_to=dict(subject_to),
         on_hash=on.hash,
         prompts=prompt_hashes(on),
         groups=frozenset(on.groups),
+        metric_identity=metric_identity(metric),
     )
 
 

@@ -49,7 +49,7 @@ def select(
 ) -> Selection:
     """As `steerlab.experiment.selection.select`; every try is a cell."""
     bounds = check_constraints(subject_to, texts)
-    name, measure = find_metric(metric)
+    _, measure = find_metric(metric)
     tries = list_tries(vectors, doses, layers=layers, make=make)
     engine: Any = CellEngine(session)
     item_values(engine, [None, *(one.plan for one in tries)], on, measure)  # all at once, where the engine gains by it
@@ -70,7 +70,7 @@ def select(
         "policy": asdict(policy),
     }
     frames = [session.cells.get(_try_cell(one, same), session.engine_hash, lambda one=one: row(one)) for one in tries]
-    return choose(tries, join(frames), on, metric=name, subject_to=bounds)
+    return choose(tries, join(frames), on, metric=metric, subject_to=bounds)
 
 
 def _try_cell(one: Try, same: Mapping[str, Any]) -> Cell:

@@ -104,7 +104,7 @@ class Studies(Kept):
             1
         """
         self._session.open()
-        identity = best.metric if metric is None else metric_identity(metric)
+        identity = (best.metric_identity or best.metric) if metric is None else metric_identity(metric)
         asked = None if controls is None else asdict(controls)
         what = [best.plan.hash, best.on_hash, on.hash, identity, asked, None if pairs is None else pairs.hash]
         known = self._find("confirmation", what)

@@ -104,9 +104,26 @@ def test_a_function_must_be_passed_again(tiny_llama_engine):
         return float(positive[0])
 
     own = select(tiny_llama_engine, sl.SteeringVector.from_tensor(values, layer=1), [0.3], DEV, metric=first_positive)
-    with pytest.raises(InputError, match="Unknown metric 'first_positive'"):
+    with pytest.raises(InputError, match="metric 'first_positive' is a function; pass it again"):
         confirm(tiny_llama_engine, own, TEST)
     assert confirm(tiny_llama_engine, own, TEST, metric=first_positive).metric == "first_positive"
+
+
+def test_functions_of_one_name_are_told_apart(tiny_llama_engine):
+    vector = sl.SteeringVector.from_tensor(torch.randn(64, generator=torch.Generator().manual_seed(0)), layer=1)
+    first, last = (lambda positive, negative: float(positive[0])), (lambda positive, negative: -float(negative[-1]))
+    own = select(tiny_llama_engine, vector, [0.3], DEV, metric=first)
+    same, other = (str(confirm(tiny_llama_engine, own, TEST, metric=metric)) for metric in (first, last))
+    assert f"({own.gain:+.3f} on development items)" in same
+    assert f"{own.gain:+.3f}" not in other
+    assert "selected by another function named <lambda>" in other
+
+    def choice_prob(positive, negative):
+        return float(positive[0])
+
+    shadowing = select(tiny_llama_engine, vector, [0.3], DEV, metric=choice_prob)
+    with pytest.raises(InputError, match="is a function; pass it again"):
+        confirm(tiny_llama_engine, shadowing, TEST)
 
 
 def test_a_gain_in_another_metric_is_not_put_beside_it(tiny_llama_engine, best, first):
