@@ -15,6 +15,7 @@ from steerlab.cli.display import show_effect, show_entropy, show_samples
 from steerlab.cli.inputs import Blame, Inputs, NamedVector, read_inputs
 from steerlab.cli.loading import quiet_transformers
 from steerlab.cli.spec import ControlsSpec, ExperimentSpec
+from steerlab.core.hook_points import resolve_layers
 from steerlab.experiment.confirmation import Confirmation
 from steerlab.experiment.selection import Selection
 
@@ -95,6 +96,10 @@ class _Run:
         with _wrong_options(self.spec, self.blame), self.blame("model"):
             info = self.experiment.engine.info
         say(f"  {info.n_layers} layers, width {info.d_model}, {info.dtype}")
+        for named in self.inputs.vectors:
+            if named.vectors is None:
+                with self.blame(named.key):
+                    resolve_layers(named.spec.asked_layers, info.n_layers)  # before anything is measured
         wanted = self.spec.selfcheck
         if not wanted.run:
             return

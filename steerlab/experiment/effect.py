@@ -165,7 +165,7 @@ class Effect:
     @property
     def reasons(self) -> list[str]:
         """Why the verdict is what it is, what groups and nulls leave open, and how many plans were tested."""
-        few = _few_groups_reasons(int(self.item_slopes.group.nunique()), self.ci)
+        few = _baseline_reasons(self.doses) + _few_groups_reasons(int(self.item_slopes.group.nunique()), self.ci)
         unasked = _unasked_reasons(self.null_ranks, bool(self.provenance.get("from_pairs")))
         return self._get("reasons") + few + unasked + _comparison_reasons(self.comparisons)
 
@@ -342,6 +342,13 @@ def _rank_reason(family: str, rank: float, draws: int) -> str:
     beyond = "beyond" if rank <= RANK_LEVEL else "not beyond"
     reason = f"Rank {rank:.3f} against {draws} {names[family]} (it cannot be below {floor:.3f}): {beyond} this null."
     return reason if floor <= RANK_LEVEL else reason + " Too few draws for a verdict of effect; use at least 19."
+
+
+def _baseline_reasons(doses: Sequence[float]) -> list[str]:
+    """What is missing where the unsteered model was not measured; no part of the verdict."""
+    if 0 in doses:
+        return []
+    return ["Dose 0 was not among the doses, so nothing here shows the unsteered model, only how doses differ."]
 
 
 def _few_groups_reasons(groups: int, ci: tuple[float, float]) -> list[str]:

@@ -47,6 +47,13 @@ class Transfer:
     on_hash: str
     notes: tuple[str, ...]
 
+    def __str__(self) -> str:
+        doses = sorted(self.rows.dose.unique())
+        slope = f"{self.metric} {self.slope:+.3f} [{self.low:+.3f}, {self.high:+.3f}] per unit of dose"
+        where = f"from {doses[0]:g} to {doses[-1]:g} on {self.rows.item.nunique()} items, {self.model}"
+        line = f"{slope}, {where}; falls on {self.anti_steerable:.0%} of them"
+        return "\n".join([line, *self.notes])
+
 
 def transfer(
     engine: Engine,

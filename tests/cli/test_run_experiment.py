@@ -147,6 +147,14 @@ def test_complaints_name_file_key_value_and_the_nearest_key(steerlab, write, cha
     assert wanted in said
 
 
+def test_a_layer_that_the_model_lacks_is_refused_before_the_selfcheck(steerlab, write):
+    refused = steerlab("run", write({"vector.layer": 99, "selfcheck": {"run": True}}))
+    assert refused.code == 2
+    assert "vector: " in refused.err
+    assert "99" in refused.err
+    assert "selfcheck" not in refused.out
+
+
 def test_a_report_of_another_kind_is_refused_before_anything_is_measured(steerlab, write):
     path = write({"report": "report.pdf"})
     assert "report: A report is written as .html or .md; 'report.pdf' is neither." in steerlab("run", path).sentence

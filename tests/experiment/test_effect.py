@@ -54,6 +54,14 @@ def test_without_nulls_nothing_is_claimed() -> None:
     assert any("No null family" in reason for reason in effect.reasons)
 
 
+def test_a_missing_baseline_is_told_of() -> None:
+    effect = make_effect([9.0, 10.0, 11.0])
+    assert not any("Dose 0" in reason for reason in effect.reasons)
+    rows, cost = effect.rows[effect.rows.dose != 0], effect.cost[effect.cost.dose != 0]
+    without = Effect(rows, cost, "hash", "plan", effect.settings)
+    assert any("Dose 0 was not among the doses" in reason for reason in without.reasons)
+
+
 def test_few_groups_are_told_of() -> None:
     nulls = {"random": list(np.linspace(-1, 1, 20))}
     few, enough = make_effect([9.0, 10.0] * 2, nulls=nulls), make_effect([9.0, 10.0] * 5, nulls=nulls)

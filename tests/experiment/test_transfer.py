@@ -54,6 +54,9 @@ def test_at_home_there_is_nothing_to_note(tiny_llama_engine, plan):
     assert found.rows.value.to_numpy() == pytest.approx(np.concatenate(table), abs=1e-5)
     assert found.rows.dose.tolist() == [d for d in DOSES for _ in range(3)]
     assert found.low <= found.slope <= found.high
+    shown = f"log_prob_margin {found.slope:+.3f} [{found.low:+.3f}, {found.high:+.3f}] per unit of dose, from"
+    assert str(found).startswith(shown)
+    assert f"on 3 items, {found.model}; falls on {found.anti_steerable:.0%}" in str(found)
 
 
 def test_other_weights_are_named_once_and_doses_measured_anew(other, plan):

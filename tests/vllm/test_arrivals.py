@@ -6,6 +6,7 @@ import steerlab as sl
 from steerlab.engines.vllm.call import WAITS_FOR, first_pass
 from steerlab.engines.vllm.requests import Request
 from steerlab.engines.vllm.specs import RequestSpec
+from steerlab.steering.assign import AssignedPlan
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -85,7 +86,7 @@ def test_the_first_requests_of_a_scoring_call_share_its_first_pass(engine, monke
 @pytest.mark.parametrize("prefix", [None, ("shared", 900)], ids=["apart", "shared"])
 def test_a_first_pass_is_filled_to_its_share(prefix):
     def request(n_tokens):
-        return Request(0, 0, tuple(range(n_tokens)), {}, assigned=None, prefix=prefix)
+        return Request(0, 0, tuple(range(n_tokens)), {}, AssignedPlan(sl.Plan(), None), prefix=prefix)
 
     requests = [request(1000)] * 40
     step = 1000 if prefix is None else 100
