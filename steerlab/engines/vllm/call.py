@@ -42,12 +42,11 @@ def carry_out(client: Client, requests: Sequence[Request], what: str, *, togethe
     _hold(client, plans)
     params = _Params()
     n_first = first_pass(requests, *client.pass_size) if together else 0
-    group = (names[0], n_first) if n_first > 1 else None
+    group = (names[0], sum(request.has_work for request in requests[:n_first]))  # others do not say what they belong to
     rows = [(*row, group if i < n_first else None) for i, row in enumerate(_named(requests, names))]
+    prompts = _Lazy(lambda request: request.prompt(), requests)
     try:
-        outputs = client.run(
-            _Lazy(lambda request: request.prompt(), requests), _Lazy(lambda row: params(*row), rows), what
-        )
+        outputs = client.run(prompts, _Lazy(lambda row: params(*row), rows), what)
         return _settled(client, requests, names, outputs)
     except EngineError:  # nothing is left that could be ended
         raise
