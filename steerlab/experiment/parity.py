@@ -180,7 +180,7 @@ def _pairs(engine: Engine, plan: Plan, prompts: Any, texts: Any, max_new_tokens:
 
 def _split(index: int, ids: tuple[int, ...]) -> Pair:
     if len(ids) < 2:
-        raise PromptError(f"Text {index} has {len(ids)} token; scoring needs at least two.")
+        raise PromptError(f"Scoring needs at least two tokens; text {index} has {len(ids)}.")
     return ids[:1], ids[1:]
 
 

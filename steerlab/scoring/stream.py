@@ -85,7 +85,7 @@ class TextWindows:
     def _start(self) -> None:
         self._pending = window, ids = next(self._windows)
         if window.stop + len(self.sizes.prefix) < 2:
-            raise PromptError(f"The text has {window.stop} tokens; scoring needs at least two.")
+            raise PromptError(f"Scoring needs at least two tokens; the text has {window.stop}.")
         if not self.sizes.prefix:
             self.num_bytes -= spelled_bytes(self.tokenizer, ids[:1])
 

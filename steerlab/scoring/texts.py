@@ -45,7 +45,7 @@ def text_windows(engine: Engine, texts: Sequence[PromptLike]) -> list[TextWindow
     for index, text in enumerate(texts):
         ids = encode_prompt(engine.tokenizer, text, d_vocab=engine.info.d_vocab).token_ids
         if len(ids) < 2:
-            raise PromptError(f"Text {index} has {len(ids)} token; scoring needs at least two.")
+            raise PromptError(f"Scoring needs at least two tokens; text {index} has {len(ids)}.")
         context = engine.info.context_length
         for w in sliding_windows(len(ids), context, context):
             found.append(TextWindow(index, ids[w.start : w.stop], w.first_scored, w.n_scored))

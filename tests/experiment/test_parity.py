@@ -118,7 +118,7 @@ def test_what_cannot_be_compared_is_refused(tiny_llama_engine, tiny_gpt2_engine,
     for options in ({}, {"texts": TEXTS, "prompts": ["a"]}):
         with pytest.raises(InputError, match="either prompts= to continue or texts="):
             parity(tiny_llama_engine, tiny_llama_engine, plan, **options)
-    with pytest.raises(PromptError, match="Text 0 has 1 token"):
+    with pytest.raises(PromptError, match="at least two tokens; text 0 has 1"):
         parity(tiny_llama_engine, tiny_llama_engine, plan, texts=["a"])
     with pytest.raises(InputError, match="tolerance"):
         parity(tiny_llama_engine, tiny_llama_engine, plan, texts=TEXTS, tolerance=-1)

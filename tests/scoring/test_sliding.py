@@ -158,7 +158,7 @@ def test_text_nlls_equal_perplexity_of_each(tiny_llama_engine):
 
 
 def test_text_nlls_refuse_what_cannot_be_scored(tiny_llama_engine):
-    with pytest.raises(PromptError, match="Text 1"):
+    with pytest.raises(PromptError, match="text 1 has 1"):
         text_nlls(tiny_llama_engine, [SENTENCES[0], [5]])
     plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(torch.ones(64), layer=1), coef=1.0, where=sl.where.index(3)))
     assert len(text_nlls(tiny_llama_engine, [[5] * 200], plan=plan)[0]) == 199
