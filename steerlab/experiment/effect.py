@@ -365,7 +365,7 @@ def _unasked_reasons(families: Collection[str], from_pairs: bool) -> list[str]:
         return []
     return [
         "Only random directions were asked. The vector comes from pairs, and whether their labels make it, rather than "
-        "their texts, is what label flips ask: Controls(shuffled=20) with pairs=."
+        "their texts, is what label flips ask: controls with shuffled=20, and the pairs."
     ]
 
 
