@@ -1,9 +1,13 @@
 """Requests that start together, and what a call that is interrupted leaves behind; on a real engine in this process."""
 
+import signal
+import threading
+
 import pytest
 
 import steerlab as sl
 from steerlab.engines.vllm.call import WAITS_FOR, first_pass
+from steerlab.engines.vllm.interrupts import PutOff
 from steerlab.engines.vllm.requests import Request
 from steerlab.engines.vllm.specs import RequestSpec
 from steerlab.steering.assign import AssignedPlan
@@ -121,3 +125,90 @@ def test_an_interrupted_call_leaves_nothing_behind(engine, vector, monkeypatch):
     assert all(receipt.edits[0].edited == receipt.edits[0].expected for receipt in engine.receipts)
     scores = engine.score(PROMPTS, [[" on"]] * 3, plan=plan)
     assert len(scores) == 3
+
+
+@pytest.mark.parametrize("moment", ["schedule", "update_from_output"])
+def test_an_interrupt_waits_until_a_step_is_whole(engine, monkeypatch, moment):
+    """An engine in this process names cache blocks before it fills them."""
+    contexts = [[5 + (7 * i + j) % 90 for j in range(100)] for i in range(4)]
+    core = engine.llm.llm_engine.engine_core.engine_core
+    wanted = engine.score(contexts, [[[7, 8, 9]]] * 4).token_log_probs
+    core.reset_prefix_cache()
+    usual = getattr(core.scheduler, moment)
+
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        return usual(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core.scheduler, moment, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.score(contexts, [[[7, 8, 9]]] * 4)
+    for a, b in zip(engine.score(contexts, [[[7, 8, 9]]] * 4).token_log_probs, wanted, strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_a_plan_that_did_not_arrive_is_sent_again(engine, vector, monkeypatch):
+    from steerlab.engines.vllm import call
+
+    plan = sl.Plan(sl.add(vector(1, 5), coef=2.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(call, "holding", lambda plans: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.score(PROMPTS, [[" on"]] * 3, plan=plan)
+    assert len(engine.score(PROMPTS, [[" on"]] * 3, plan=plan)) == 3
+
+
+def test_a_second_interrupt_is_let_through_and_the_engine_says_that_it_is_lost(engine, monkeypatch):
+    def interrupted_twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second was not let through")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.llm.llm_engine, "step", interrupted_twice)
+        with pytest.raises(KeyboardInterrupt):
+            engine.score(PROMPTS, [[" on"]] * 3)
+    with pytest.raises(sl.EngineError, match="was interrupted twice"):
+        engine.score(PROMPTS, [[" on"]] * 3)
+
+
+def test_an_interrupt_that_waits_is_raised_at_the_end_or_where_it_may_be():
+    usual = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), PutOff():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == usual
+    with PutOff() as interrupts:
+        interrupts.check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        interrupts.check()
+    assert not interrupts.is_torn
+    with PutOff() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts.is_torn
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+
+
+def test_in_another_thread_or_where_interrupts_are_ignored_nothing_is_put_off():
+    usual = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def elsewhere():
+        with PutOff():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [usual]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with PutOff():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, usual)

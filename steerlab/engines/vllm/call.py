@@ -11,6 +11,7 @@ from typing_extensions import override
 from steerlab.core.errors import EngineError, ReceiptError
 from steerlab.engines.vllm.client import Client
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
+from steerlab.engines.vllm.interrupts import PutOff
 from steerlab.engines.vllm.requests import Outcome, Request
 from steerlab.engines.vllm.specs import Group
 
@@ -39,20 +40,31 @@ def carry_out(client: Client, requests: Sequence[Request], what: str, *, togethe
         return []
     names = [f"{next(_numbers)}" for _ in requests]
     plans = {request.compiled.fingerprint: request.compiled for request in requests if request.compiled is not None}
-    _hold(client, plans)
-    params = _Params()
     n_first = first_pass(requests, *client.pass_size) if together else 0
     group = (names[0], sum(request.has_work for request in requests[:n_first]))  # others do not say what they belong to
     rows = [(*row, group if i < n_first else None) for i, row in enumerate(_named(requests, names))]
-    prompts = _Lazy(lambda request: request.prompt(), requests)
+    with PutOff() as interrupts:
+        params = _Params(interrupts.check)
+        prompts = _Lazy(lambda request: request.prompt(), requests)
+        try:
+            _hold(client, plans)
+            outputs = client.run(prompts, _Lazy(lambda row: params(*row), rows), what, interrupts.check)
+            return _settled(client, requests, names, outputs)
+        except EngineError:  # nothing is left that could be ended
+            raise
+        except BaseException:
+            _clean_up(client, names, interrupts)
+            raise
+
+
+def _clean_up(client: Client, names: Sequence[str], interrupts: PutOff) -> None:
+    """Leaves an engine that the next call can use, or one that says why it cannot."""
     try:
-        outputs = client.run(prompts, _Lazy(lambda row: params(*row), rows), what)
-        return _settled(client, requests, names, outputs)
-    except EngineError:  # nothing is left that could be ended
-        raise
-    except BaseException:
-        client.abandon(names)
-        raise
+        if not interrupts.is_torn:
+            client.abandon(names)
+    finally:
+        if interrupts.is_torn:
+            client.give_up()
 
 
 def first_pass(requests: Sequence[Request], n_tokens: int, n_requests: int) -> int:
@@ -99,16 +111,21 @@ def _named(requests: Sequence[Request], names: Sequence[str]) -> Any:
 
 
 class _Params:
-    """VLLM's sampling parameters for the requests of a call. Checking them is dear, so equal ones are checked once."""
+    """VLLM's sampling parameters for the requests of a call. Checking them is dear, so equal ones are checked once.
 
-    def __init__(self) -> None:
+    Args:
+        check: called before each request is submitted.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
         from vllm import SamplingParams  # once: vLLM looks a name up anew each time that it is imported
 
-        self._class = SamplingParams
+        self._class, self._check = SamplingParams, check
         self._checked: dict[int, Any] = {}
 
     def __call__(self, request: Request, name: str, group: Group | None) -> Any:
-        """Those of one request, named by its row."""
+        """Those of one request, named by its row; an interrupt that has waited comes through here."""
+        self._check()
         key = id(request.arguments)
         if key not in self._checked:
             # each is made for one request alone, so vLLM need not copy it in depth
@@ -122,10 +139,14 @@ class _Params:
 def _hold(client: Client, plans: Mapping[str, CompiledPlan]) -> None:
     """Sends the workers the vectors of plans that they do not hold yet."""
     missing, dropped = client.held.take(plans)
-    if dropped:
-        client.ask("drop", dropped)
-    if missing:
-        client.ask("hold", *holding(missing))
+    try:
+        if dropped:
+            client.ask("drop", dropped)
+        if missing:
+            client.ask("hold", *holding(missing))
+    except BaseException:
+        client.held.lose(missing)
+        raise
 
 
 def holding(plans: Mapping[str, CompiledPlan]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

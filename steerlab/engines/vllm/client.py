@@ -1,7 +1,7 @@
 """The vLLM engine behind ours: started with steering wired in, asked, and shut down without leftovers."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,19 +37,15 @@ class Client:
         from vllm import LLM
 
         before = set(descendants())
-        additional = {**arguments.get("additional_config", {}), KEY: config.to_json()}
-        try:
-            self.llm: Any = LLM(
-                model=path,
-                logprobs_mode="raw_logprobs",
-                generation_config="vllm",
-                **{**arguments, "additional_config": additional},
-            )
-        except BaseException:  # an interrupt, too, must not leave an engine behind that has not been handed over
-            end([process for process in descendants() if process not in before])
-            raise
+        self.llm: Any = LLM(
+            model=path,
+            logprobs_mode="raw_logprobs",
+            generation_config="vllm",
+            **{**arguments, "additional_config": {**arguments.get("additional_config", {}), KEY: config.to_json()}},
+        )
         self.config = config
         self.held = HeldPlans()
+        self._is_torn = False
         self._processes = [process for process in descendants() if process not in before]
         try:
             self.workers = self._check_wired()
@@ -75,37 +71,54 @@ class Client:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        self._check_whole()
         try:
             answers = self.llm.collective_rpc("steerlab", args=(command, pack(header, arrays)))
         except EngineDeadError as error:
             raise EngineError(_DEAD) from error
         return [unpack(answer) if answer else (None, {}) for answer in answers]
 
-    def run(self, prompts: Sequence[Mapping[str, Any]], params: Sequence[Any], what: str) -> list[Any]:
+    def run(
+        self, prompts: Sequence[Mapping[str, Any]], params: Sequence[Any], what: str, check: Callable[[], None]
+    ) -> list[Any]:
         """Runs requests; their outputs in order.
 
         Args:
             prompts: as vLLM takes them, asked for one by one.
             params: one for each, asked for as often.
             what: names the call, on a bar that a terminal or a notebook shows once two seconds have gone by.
+            check: called where the call may be interrupted.
 
         Raises:
-            EngineError: if a worker dies on the way.
+            EngineError: if a worker dies on the way, or died before.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        self._check_whole()
         engine = self.llm.llm_engine
         outputs: list[Any] = []
         try:
             self.llm.enqueue(prompts, params, use_tqdm=False)
             with tqdm(total=len(prompts), desc=what, delay=2.0, leave=False, disable=None) as bar:
                 while engine.has_unfinished_requests():
+                    self._await_output(check)
                     finished = [output for output in engine.step() if output.finished]
                     outputs += finished
                     bar.update(len(finished))
         except EngineDeadError as error:
             raise EngineError(_DEAD) from error
         return sorted(outputs, key=lambda output: int(output.request_id))
+
+    def _await_output(self, check: Callable[[], None]) -> None:
+        """Waits until vLLM's own step need not: an interrupt then takes effect at once."""
+        check()
+        arrived = getattr(self.llm.llm_engine.engine_core, "outputs_queue", None)
+        if arrived is None:  # the engine is in this process, and works within the step
+            return
+        with arrived.not_empty:
+            while not arrived.queue:
+                arrived.not_empty.wait(_PATIENCE)
+                check()
 
     @property
     def pass_size(self) -> tuple[int, int]:
@@ -114,11 +127,20 @@ class Client:
         return scheduler.max_num_batched_tokens, scheduler.max_num_seqs
 
     def abandon(self, rows: Sequence[str]) -> None:
-        """Ends what an interrupted call has left behind, so that the next call does not find it; never raises."""
+        """Ends what a call has left behind that did not end by itself, so that the next call does not find it."""
         with contextlib.suppress(Exception):  # what went wrong before is what the caller must hear of
             engine = self.llm.llm_engine
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
             self.ask("forget", list(rows))
+            engine.reset_prefix_cache()  # it names blocks that were to be filled, and may not have been
+
+    def give_up(self) -> None:
+        """Notes that a message to the engine may have been cut off."""
+        self._is_torn = True
+
+    def _check_whole(self) -> None:
+        if self._is_torn:
+            raise EngineError(_TORN)
 
     @property
     def vllm_config(self) -> Any:
@@ -171,6 +193,13 @@ NOT_LOADED = (
     "A vLLM worker is not wired for steering: its process did not load steerlab's plugin. Check that steerlab is "
     "installed in the environment that vLLM runs in (its entry point `vllm.general_plugins`), and that VLLM_PLUGINS, "
     "if set, names `steerlab`."
+)
+_PATIENCE = 0.2
+"""Seconds after which an interrupt is looked for."""
+
+_TORN = (
+    "A call on this engine was interrupted twice, and what was cut off may have been half a message to vLLM. Close it "
+    "and start a new one; a single interrupt ends a call as soon as the engine can bear it."
 )
 _DEAD = (
     "vLLM's engine has died: one of its worker processes failed or was killed. The requests of this call are lost; "

@@ -1,7 +1,7 @@
 """Which plans the workers hold, so that vectors travel once and not with every call."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
 
@@ -36,3 +36,8 @@ class HeldPlans:
             dropped.append(unused.pop(0))
             del self._sizes[dropped[-1]]
         return missing, dropped
+
+    def lose(self, names: Iterable[str]) -> None:
+        """Notes that these plans did not arrive."""
+        for name in names:
+            self._sizes.pop(name, None)
