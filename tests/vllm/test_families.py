@@ -47,6 +47,24 @@ FAMILIES = {
 PROMPTS = ["Where did you put the keys?", "She opened the window, because the room was warm and quiet"]
 
 
+@pytest.fixture(autouse=True)
+def unwritten_memory(monkeypatch):
+    """Without a cache vLLM's attention leaves its output as the memory was: full of NaN, for the probe."""
+    from steerlab.engines.vllm import wiring
+
+    probe = wiring.probe
+
+    def poisoned(*args):
+        torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty returns
+        try:
+            assert torch.empty(3).isnan().all()
+            return probe(*args)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    monkeypatch.setattr(wiring, "probe", poisoned)
+
+
 @pytest.mark.filterwarnings("ignore:The family 'mixtral' was not checked:UserWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_edits_and_readings_equal_the_reference(family, tmp_path, start):

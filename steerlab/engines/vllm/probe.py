@@ -5,8 +5,9 @@ unchanged; and tensor-parallel ranks must hold the same stream. A family that fa
 wrong tensor would go unnoticed.
 """
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,7 @@ def _forward(worker: Any, model: nn.Module, layers: Sequence[nn.Module | None]) 
     with (
         torch.inference_mode(),
         _watched(model, layers, seen),
+        _made_up_attention(worker, model),
         set_current_vllm_config(worker.vllm_config),
         set_forward_context(None, worker.vllm_config, num_tokens=N_TOKENS, skip_compiled=True),
     ):
@@ -131,8 +133,6 @@ def _inputs(worker: Any, model: Any) -> dict[str, Any]:
 @contextmanager
 def _watched(model: nn.Module, layers: Sequence[nn.Module | None], seen: _Seen) -> Iterator[None]:
     """Records what goes in and out of the layers, and which modules run after the last one."""
-    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-
     handles = []
     last = max(index for index, layer in enumerate(layers) if layer is not None)
     try:
@@ -142,8 +142,6 @@ def _watched(model: nn.Module, layers: Sequence[nn.Module | None], seen: _Seen) 
                 handles.append(layer.register_forward_hook(_output_recorder(seen, index)))
         inside = {id(part) for layer in layers if layer is not None for part in layer.modules()}
         for module in model.modules():
-            if isinstance(module, AttentionLayerBase):
-                handles.append(module.register_forward_hook(_made_up))
             if id(module) not in inside and not list(module.children()):
                 handles.append(module.register_forward_hook(_tail_recorder(seen, last)))
         yield
@@ -152,8 +150,31 @@ def _watched(model: nn.Module, layers: Sequence[nn.Module | None], seen: _Seen) 
             handle.remove()
 
 
-def _made_up(_: nn.Module, __: Any, output: Any) -> Any:
-    """Without a cache, attention leaves its output as the memory was; give it values that are the same every time."""
+@contextmanager
+def _made_up_attention(worker: Any, model: nn.Module) -> Iterator[None]:
+    """Without a cache, attention leaves its output as the memory was; it gets values that are the same every time.
+
+    vLLM's Transformers backend keeps its attention layers beside the model's modules and calls their `forward`, past
+    any hook.
+    """
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    known = worker.vllm_config.compilation_config.static_forward_context.values()
+    layers: dict[int, Any] = {id(m): m for m in (*model.modules(), *known) if isinstance(m, AttentionLayerBase)}
+    usual = {key: vars(layer).get("forward") for key, layer in layers.items()}
+    try:
+        for layer in layers.values():
+            layer.forward = functools.partial(_made_up, layer.forward)
+        yield
+    finally:
+        for key, layer in layers.items():
+            vars(layer).pop("forward", None)
+            if usual[key] is not None:
+                layer.forward = usual[key]
+
+
+def _made_up(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    output = forward(*args, **kwargs)
     if not isinstance(output, Tensor):
         return output
     ramp = torch.arange(output.numel(), device=output.device, dtype=torch.float32).cos()
