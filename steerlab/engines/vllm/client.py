@@ -90,7 +90,7 @@ class Client:
             check: called where the call may be interrupted.
 
         Raises:
-            EngineError: if a worker dies on the way, or died before.
+            EngineError: if a worker dies on the way, or an earlier call was cut off.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 

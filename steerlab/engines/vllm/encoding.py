@@ -94,9 +94,7 @@ class Encoder:
         )
         for i, j, pair in pairs:
             # the last target token is not run, and the token that vLLM adds takes its place
-            length = len(pair.context_ids) + len(pair.target_ids)
-            if length > self.info.context_length:
-                self.check_length(length, f"Prompt {i} and its target {j}")
+            self.check_length(len(pair.context_ids) + len(pair.target_ids), f"Prompt {i} and its target {j}")
         return [(i, j, encoded[i], pair) for i, j, pair in pairs]
 
     def check_length(self, length: int, what: str) -> None:
