@@ -30,7 +30,7 @@ def assign_plans(
     """One plan per prompt, from one for all or a list.
 
     Raises:
-        PlanError: for a list of another length, or something that is not a plan.
+        PlanError: for a list of another length, something that is not a plan, or an edit that leaves the finite range.
         HookPointError, VectorShapeError: for a plan that does not fit the model.
     """
     given: list[Any] = list(plan) if isinstance(plan, list | tuple) else [plan] * n_prompts
@@ -44,7 +44,7 @@ def assign_plans(
             )
         key = None if one is None else one.hash
         if key not in ready:
-            checked = Plan() if one is None else one.check(info).resolved(median_norm, info.weights_hash)
+            checked = Plan() if one is None else one.ready(info, median_norm)
             ready[key] = AssignedPlan(checked, key)
     return [ready[None if one is None else one.hash] for one in given]
 

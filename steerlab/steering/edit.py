@@ -119,7 +119,7 @@ class Edit:
         Raises:
             PlanError: if the operator gives no tensor, or one that does not broadcast to the stream.
         """
-        change = self.scale * self._checked("delta", self.operator.delta(h, self._direction(h.device)), h.shape)
+        change = self.scale * self._checked("delta", self.operator.delta(h, self.direction(h.device)), h.shape)
         if factors is not None:
             change = factors[..., None] * change
         return change if self.norm is None else _norm_kept(h, change)
@@ -130,7 +130,7 @@ class Edit:
             return None
         key = (device, dtype)
         if key not in self._constants:
-            constant = self.operator.constant(self._direction(device))
+            constant = self.operator.constant(self.direction(device))
             if constant is not None:
                 self._checked("constant", constant, self.vector.values.shape)
             with torch.inference_mode(False):
@@ -147,7 +147,7 @@ class Edit:
         reason = self.no_formula_because
         if reason is not None:
             raise PlanError(f"This engine carries out edits of one shared formula only, and {reason}.")
-        return (*self.operator.formula(self._direction(torch.device("cpu"))), self.scale)
+        return (*self.operator.formula(self.direction(torch.device("cpu"))), self.scale)
 
     def _checked(self, method: str, found: object, wanted: torch.Size) -> Tensor:
         """What a method of the operator gave, if it is a tensor that broadcasts to a shape."""
@@ -161,8 +161,12 @@ class Edit:
             )
         return found
 
-    def _direction(self, device: torch.device) -> Direction:
-        """The vectors on a device, copied there once."""
+    def direction(self, device: torch.device) -> Direction:
+        """The vectors on a device, copied there once.
+
+        Raises:
+            PlanError: for a dose that is not resolved.
+        """
         if device not in self._directions:
             if self.needs_median_norm and self.median_norm is None:
                 raise PlanError(f"{self} gives a dose, but the median norm there is unknown; resolve the plan first.")

@@ -17,6 +17,7 @@ from steerlab.steering import where as positions
 from steerlab.steering.condition import Condition
 from steerlab.steering.conflicts import check_conflicts
 from steerlab.steering.edit import Edit
+from steerlab.steering.finite_range import check_finite_range
 from steerlab.steering.operators import operator_from_json
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.vectors import SteeringVector, VectorCard
@@ -164,6 +165,17 @@ class Plan:
                 _warn_of_origin(other, info, f"the {name} of {edit.operator}", edit.hook_point)
         return self
 
+    def ready(self, info: ModelInfo, median_norm: Callable[[int, str], float]) -> "Plan":
+        """The plan as it will run on a model: checked, its doses resolved, and nothing in it beyond the finite range.
+
+        Raises:
+            HookPointError, VectorShapeError: as `check`.
+            PlanError: for strengths that leave no finite stream; see `steerlab.steering.finite_range`.
+        """
+        resolved = self.check(info).resolved(median_norm, info.weights_hash)
+        check_finite_range(resolved.edits, info)
+        return resolved
+
     def hooks(self, engine: Any) -> HookPairs:
         """The plan as (hook name, function) pairs, for `run_with_cache` and the like.
 
@@ -176,7 +188,7 @@ class Plan:
         Raises:
             PlanError: for a condition that is read at another hook point than its edit: one hook does not see it.
         """
-        return engine.hooks_of(self.check(engine.info).resolved(engine.median_norm, engine.info.weights_hash))
+        return engine.hooks_of(self.ready(engine.info, engine.median_norm))
 
     def to_json(self) -> str:
         """Everything needed to rebuild the plan, vectors included, as JSON text."""

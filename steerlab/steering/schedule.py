@@ -32,6 +32,11 @@ class Schedule:
         """The factor at each generated index; negative indices (the prompt) count as 0."""
         return self._factor(index.clamp_min(0).to(torch.float32))
 
+    @property
+    def peak(self) -> float:
+        """The largest absolute factor."""
+        return 1.0
+
     @abstractmethod
     def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
         """The factor at indices ≥ 0."""
@@ -49,6 +54,11 @@ class Constant(Schedule):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", finite(self.value, "constant"))
+
+    @property
+    @override
+    def peak(self) -> float:
+        return abs(self.value)
 
     @override
     def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
@@ -74,6 +84,11 @@ class Linear(Schedule):
         object.__setattr__(self, "start", finite(self.start, "start"))
         object.__setattr__(self, "end", finite(self.end, "end"))
         _check_count(self.over, "over", 1)
+
+    @property
+    @override
+    def peak(self) -> float:
+        return max(abs(self.start), abs(self.end))
 
     @override
     def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
