@@ -18,6 +18,7 @@
     │   ├── ContextLengthError           more tokens than the model's context
     │   └── DataError                    a bad row in a data or configuration file
     ├── ReceiptError (RuntimeError)      a plan edited other positions than it implies
+    ├── NonFiniteError (RuntimeError)    activations or logits left the range of the model's numbers
     ├── EngineError (RuntimeError)       an engine or one of its processes has died
     ├── RewardError (RuntimeError)       a reward function failed; names the row
     ├── RunError (RuntimeError)          a run directory that cannot be used
@@ -89,6 +90,10 @@ class DataError(InputError):
 
 class ReceiptError(SteerlabError, RuntimeError):
     """A plan edited other positions than it implies."""
+
+
+class NonFiniteError(SteerlabError, RuntimeError):
+    """Activations or logits of a row are NaN or infinite: they left the range of the model's numbers."""
 
 
 class EngineError(SteerlabError, RuntimeError):

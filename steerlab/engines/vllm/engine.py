@@ -23,6 +23,7 @@ from steerlab.engines.vllm.client import Client
 from steerlab.engines.vllm.compiled_plan import wired_layer
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.encoding import Encoder, raise_error
+from steerlab.engines.vllm.failures import failed_rows, require_finite
 from steerlab.engines.vllm.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.info import describe, eos_token_ids, read_config, read_tokenizer
 from steerlab.engines.vllm.isolation import check_isolation
@@ -175,6 +176,8 @@ class VLLMEngine:
             log_probs: False leaves `token_log_probs` and `token_log_qs` NaN and is faster.
             on_error: `raise` raises what is wrong with a prompt or its plan before anything runs; `return` gives such
                 prompts completions with finish_reason `error`, explained in `engine.errors`, and runs the others.
+                A row whose activations leave the range of the model's numbers ends so in either case, with the tokens
+                drawn before; it changes no other row.
             cache_salt: keeps this call's part of the prefix cache apart from other calls'.
 
         Returns:
@@ -206,8 +209,9 @@ class VLLMEngine:
         requests = [request for row in made if isinstance(row, list) for request in row]
         outcomes = carry_out(self._running, requests if max_new_tokens else [], "generate")
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
-        lengths = [ran_tokens(r, c) for r, c in zip(requests, completions, strict=False)]
+        lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
         self._keep(requests[: len(outcomes)], outcomes, lengths)
+        self.errors |= failed_rows(completions, self.info.dtype)
         by_row = {request.row_index: c for request, c in zip(requests, completions, strict=False)}
         rows = [
             by_row.get(i * n + j) or call.empty(i, j, error=isinstance(made[i], SteerlabError))
@@ -296,6 +300,7 @@ class VLLMEngine:
         requests = score_requests(pairs, plans, planner, self.tokenizer, measures)
         submitted, places = shared(pairs, requests)
         outcomes = carry_out(self._running, submitted, "score", together=True)
+        require_finite(submitted, outcomes, self.info.dtype)
         lengths = [request.n_tokens for request in requests]
         self._keep(requests, [outcomes[place.rest] for place in places], lengths)
         return [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
@@ -344,7 +349,9 @@ class VLLMEngine:
         requests = call.requests(encoded, planner.plans(plan, len(encoded)), planner, self.tokenizer)
         last: dict[int, Outcome] = {}
         for wave in call.waves(requests):
-            for request, outcome in zip(wave, carry_out(self._running, wave, "capture"), strict=True):
+            outcomes = carry_out(self._running, wave, "capture")
+            require_finite(wave, outcomes, self.info.dtype)
+            for request, outcome in zip(wave, outcomes, strict=True):
                 call.take(request, outcome)
                 last[request.row_index] = outcome
         self._keep(requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests])

@@ -118,7 +118,9 @@ class GenerationCall:
         ids = list(result.token_ids)
         text = "" if self.tokenizer is None else decode(self.tokenizer, ids)
         reason = "length"
-        if ids and ids[-1] in self.eos_ids:
+        if outcome.has_failed:
+            reason = "error"
+        elif ids and ids[-1] in self.eos_ids:
             reason = "eos"
         elif result.finish_reason == "stop":
             reason = "stop"
@@ -162,6 +164,9 @@ class GenerationCall:
         return Completion("", [], "error" if error else "length", prompt_index, sample, [], [])
 
 
-def ran_tokens(request: Request, completion: Completion) -> int:
-    """Tokens that the row's result rests on: the last sampled one drives nothing."""
-    return request.n_tokens + max(0, len(completion.token_ids) - 1)
+def ran_tokens(request: Request, outcome: Outcome, completion: Completion) -> int:
+    """Tokens that the row's result rests on: the last sampled one drives nothing, or what it drove was not finite."""
+    count = request.n_tokens + len(completion.token_ids)
+    if completion.finish_reason == "error":
+        return min(count, max((last for _, last in outcome.ran), default=0))
+    return max(request.n_tokens, count - 1)

@@ -17,7 +17,16 @@ def register() -> None:
     if version is None or not is_supported(version):
         _logger.warning("steerlab's vLLM plugin does not know vLLM %s and leaves it alone.", version)
         return
-    from steerlab.engines.vllm.patches import arrivals, block_keys, cache_hits, interrupts, shared_prefixes, worker
+    from steerlab.engines.vllm.patches import (
+        arrivals,
+        block_keys,
+        cache_hits,
+        failed_rows,
+        interrupts,
+        shared_prefixes,
+        worker,
+        zeroed_blocks,
+    )
 
     worker.install()
     block_keys.install()
@@ -25,3 +34,5 @@ def register() -> None:
     shared_prefixes.install()
     arrivals.install()
     interrupts.install()
+    zeroed_blocks.install()
+    failed_rows.install()

@@ -99,3 +99,8 @@ class Outcome:
     at: np.ndarray = field(default_factory=lambda: _NOWHERE)
     measured: np.ndarray = field(default_factory=lambda: _NOTHING)
     distribution: np.ndarray | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether vLLM ended it because its logits were not finite."""
+        return any(one.finish_reason == "error" for one in self.output.outputs)

@@ -3,15 +3,20 @@
 Wraps `_prepare_inputs` of the runner's instance: after it, the batch is in its final order, and its counts are known.
 Wraps `_get_prompt_logprobs_dict`, which the last pipeline stage calls after every pass with its hidden states, and
 `sample` of its sampler, whose last step then returns the logits that it drew the tokens from.
+Wraps `sample` and `_bookkeeping_sync` once more, to count the rows whose logits are not finite, and replaces
+`_zero_block_ids`, which on a CPU leaves out layers with a sliding window.
 V1 moves requests between rows of its batch, so slots are our own here; a request that a pass leaves out gives its slot
 back and takes one again later.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from steerlab.engines.vllm.finite import count_failed
 from steerlab.engines.vllm.measuring import Measuring
 from steerlab.engines.vllm.specs import RequestSpec
 from steerlab.engines.vllm.steering_state import SteeringState
@@ -30,6 +35,40 @@ def connect(runner: Any, state: SteeringState) -> None:
     runner._prepare_inputs = prepare_inputs
     if state.measuring is not None:
         _measure(runner, seats, state.measuring)
+    _count_failed(runner)
+    if runner.device.type == "cpu":
+        runner._zero_block_ids = functools.partial(_zero_blocks, runner)
+
+
+def _count_failed(runner: Any) -> None:
+    """Reports rows whose logits are not finite, as vLLM's own count of NaN is reported."""
+    sample, bookkeeping = runner.sampler.sample, runner._bookkeeping_sync
+    failed: list[Tensor] = []
+
+    def sample_and_count(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+        failed[:] = [count_failed(logits)]  # before penalties and masks
+        return sample(logits, *args, **kwargs)
+
+    def bookkeeping_sync(*args: Any, **kwargs: Any) -> Any:
+        _, _, *rest = bookkeeping(*args, **kwargs)
+        counts = failed.pop() if failed else None
+        if runner.use_async_scheduling or counts is None:
+            return {}, counts, *rest
+        rows = runner.input_batch.req_id_to_index
+        found = counts.tolist()
+        return {name: found[row] for name, row in rows.items() if row < len(found)}, None, *rest
+
+    runner.sampler.sample = sample_and_count
+    runner._bookkeeping_sync = bookkeeping_sync
+
+
+def _zero_blocks(runner: Any, block_ids: list[int]) -> None:
+    """Fills cache blocks with zeros; a block belongs to one request in all layers."""
+    caches = [layer.kv_cache for layer in runner.compilation_config.static_forward_context.values()]
+    tensors = {cache.data_ptr(): cache for cache in caches if isinstance(cache, Tensor) and cache.numel()}
+    blocks = torch.tensor(block_ids)
+    for cache in tensors.values():
+        cache.index_fill_(0, blocks, 0)
 
 
 def _measure(runner: Any, seats: "_Seats", measuring: Measuring) -> None:

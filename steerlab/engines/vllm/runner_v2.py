@@ -4,8 +4,9 @@ Wraps three methods of the runner's model state, on the instance: `add_request` 
 slot a request has for as long as it runs, and `prepare_inputs`, called before every pass that is not a graph capture.
 Wraps `compute_prompt_logprobs` of its prompt-logprobs worker, which the last pipeline stage calls after every pass with
 its hidden states, and `sample` of its sampler, which returns the logits that it drew from (as it does for requests with
-seeds of their own, which all of ours have). Everything it needs is on the host already, also with async scheduling:
-without speculative decoding the host's count of computed tokens is exact.
+seeds of their own, which all of ours have). Replaces `get_num_nans` of its module, and has it called: vLLM then carries
+to the scheduler which rows' logits are not finite. Everything it needs is on the host already, also with async
+scheduling: without speculative decoding the host's count of computed tokens is exact.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from steerlab.engines.vllm.finite import count_failed
 from steerlab.engines.vllm.measuring import Measuring
 from steerlab.engines.vllm.specs import RequestSpec
 from steerlab.engines.vllm.steering_state import SteeringState
@@ -49,6 +51,11 @@ def connect(runner: Any, state: SteeringState) -> None:
     model_state.prepare_inputs = prepare_inputs
     if state.measuring is not None:
         _measure(runner, state.measuring)
+    if getattr(runner, "sampler", None) is not None:  # of pipeline stages only the last one samples
+        from vllm.v1.worker.gpu.sample import sampler
+
+        setattr(sampler, "get_num_nans", count_failed)  # noqa: B010
+        runner.sampler.compute_nans = True
 
 
 def _measure(runner: Any, measuring: Measuring) -> None:

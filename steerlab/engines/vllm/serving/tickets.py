@@ -58,7 +58,7 @@ class ReceiptBook:
 
 
 def receipt_json(receipt: Receipt, prompt: int, inherited: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-    """A completion's receipt as JSON; a mean over nothing is null."""
+    """A completion's receipt as JSON; a mean over nothing, or one that is not finite, is null."""
     edits = [
         {
             "hook_point": edit.hook_point,
@@ -67,7 +67,7 @@ def receipt_json(receipt: Receipt, prompt: int, inherited: tuple[tuple[int, ...]
             "edited": edit.edited,
             "expected": edit.expected,
             "inherited": len(positions),
-            "mean_relative_change": None if math.isnan(edit.mean_relative_change) else edit.mean_relative_change,
+            "mean_relative_change": edit.mean_relative_change if math.isfinite(edit.mean_relative_change) else None,
         }
         for edit, positions in zip(receipt.edits, inherited, strict=True)
     ]

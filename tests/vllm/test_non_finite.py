@@ -1,0 +1,196 @@
+"""Rows whose activations overflow: they end with an error, and nobody else's answer changes.
+
+One token of the model has an embedding of NaN and another one of infinity, so plain prompts can be poisoned too.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import steerlab as sl
+from steerlab.measures.quantities import PolicyEntropy
+from steerlab.steering import plan as plan_module
+from tests.tiny_models import build_tiny_llama
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*ended with finish_reason 'error':UserWarning"),
+]
+
+GREEDY = sl.SamplingPolicy.greedy()
+BLOCK = 32
+NAN, INF = 382, 383
+PROMPTS = [[5 + (7 * i + k) % 300 for i in range(length)] for k, length in enumerate([3, 9, 31, 33, 70, 131])]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    directory = build_tiny_llama(tmp_path_factory.mktemp("poison") / "llama", context=512, hidden_size=128)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.embed_tokens.weight"][NAN] = math.nan
+    weights["model.embed_tokens.weight"][INF] = math.inf
+    weights["lm_head.weight"][[NAN, INF]] = 0.0
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine(start, path):
+    """Few blocks, so that each is soon given to another row; prompts longer than a pass."""
+    options = {"num_gpu_blocks_override": 26, "max_num_batched_tokens": 96}
+    with start(path, layers=[1, 2], capture_tokens=256, **options) as engine:
+        yield engine
+
+
+@pytest.fixture
+def unguarded(monkeypatch):
+    """Lets plans through whose strength is refused: what overflows must be harmless by itself too."""
+    monkeypatch.setattr(plan_module, "check_finite_range", lambda edits, info: None)
+
+
+@pytest.fixture(scope="module")
+def plans(vector):
+    return [
+        None,
+        sl.Plan(sl.add(vector(1), coef=2.0, where=sl.where.all())),
+        sl.Plan(sl.add(vector(2), coef=3.0)),
+        sl.Plan(sl.ablate(vector(1, 1), where=sl.where.index(2, -1))),
+    ]
+
+
+def deadly(vector, where=None, seed=7):
+    """Strength and scale are numbers, their product is not."""
+    return sl.Plan(sl.add(vector(1, seed), coef=1e30, where=sl.where.all() if where is None else where)).scaled(1e20)
+
+
+def clean_answers(engine, plans):
+    """Every prompt under every plan, in an engine that has seen nothing yet."""
+    engine.llm.reset_prefix_cache()
+    cases = [(p, q) for p in range(len(PROMPTS)) for q in range(len(plans))]
+    rows = engine.generate(
+        [PROMPTS[p] for p, _ in cases], plan=[plans[q] for _, q in cases], policy=GREEDY, max_new_tokens=10
+    )
+    assert all(np.isfinite(row.token_log_probs).all() for row in rows)
+    return dict(zip(cases, rows, strict=True))
+
+
+def assert_equal(ours, theirs):
+    assert ours.token_ids == theirs.token_ids
+    assert ours.finish_reason == theirs.finish_reason
+    assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=1e-4)
+
+
+def test_500_requests_of_which_one_in_ten_overflows(engine, plans, vector, unguarded):
+    clean = clean_answers(engine, plans)
+    rng = np.random.default_rng(0)
+    kinds = {"nan": 0, "inf": 0, "plan": 0}
+    for start in range(0, 500, 50):
+        prompts, chosen, expected = [], [], []
+        for row in range(start, start + 50):
+            p, q = int(rng.integers(len(PROMPTS))), int(rng.integers(len(plans)))
+            prompt, plan = PROMPTS[p], plans[q]
+            kind = [*kinds][row // 10 % 3] if row % 10 == 3 else None
+            if kind == "plan":
+                plan = deadly(vector)
+            elif kind is not None:
+                place = int(rng.integers(len(prompt)))
+                prompt = [*prompt[:place], NAN if kind == "nan" else INF, *prompt[place:]]
+            if kind is not None:
+                kinds[kind] += 1
+            prompts.append(prompt)
+            chosen.append(plan)
+            expected.append(None if kind else clean[p, q])
+        rows = engine.generate(prompts, plan=chosen, policy=GREEDY, max_new_tokens=10)
+        assert sorted(engine.errors) == [i for i, right in enumerate(expected) if right is None]
+        for row, right in zip(rows, expected, strict=True):
+            if right is None:
+                assert (row.finish_reason, row.token_ids, row.text) == ("error", [], "")
+            else:
+                assert_equal(row, right)
+    assert min(kinds.values()) >= 15
+
+
+def test_a_row_that_overflows_while_it_is_generated_keeps_what_was_drawn_before(engine, vector, unguarded):
+    prompt = PROMPTS[2]
+    right = engine.generate([prompt], policy=GREEDY, max_new_tokens=10)[0]
+    late = deadly(vector, sl.where.generated(after=3))
+    with pytest.warns(
+        UserWarning, match=r"1 of 2 completions ended with finish_reason 'error', the first with: Prompt 0"
+    ):
+        rows = engine.generate([prompt, prompt], plan=[late, None], policy=GREEDY, max_new_tokens=10)
+    assert rows[0].finish_reason == "error"
+    assert rows[0].token_ids == right.token_ids[:4]
+    assert np.isfinite(rows[0].token_log_probs).all()
+    assert isinstance(engine.errors[0], sl.NonFiniteError)
+    assert engine.receipts[0].edits[0].edited == 1
+    assert_equal(rows[1], right)
+
+
+def test_sampled_rows_and_rows_without_log_probs_end_so_too(engine, plans):
+    arguments = {"policy": sl.SamplingPolicy(top_p=0.9), "max_new_tokens": 6, "seed": 3}
+    prompts = [PROMPTS[1], [*PROMPTS[1], NAN], PROMPTS[3], [INF, *PROMPTS[3]]]
+    for log_probs in (True, False):
+        alone = [
+            engine.generate([p], log_probs=log_probs, **{**arguments, "seed": [s]})[0] for p, s in [(prompts[0], 5)]
+        ]
+        rows = engine.generate(prompts, log_probs=log_probs, n=2, **{**arguments, "seed": [5, 6, 7, 8]})
+        assert [row.finish_reason == "error" for row in rows] == [False, False, True, True, False, False, True, True]
+        assert rows[0].token_ids == alone[0].token_ids
+
+
+@pytest.mark.parametrize("token", [NAN, INF])
+def test_scores_measures_and_activations_name_the_prompt(engine, plans, token):
+    prompts = [PROMPTS[1], [*PROMPTS[4], token, 9], PROMPTS[3]]
+    targets = [[[7, 8, 9], [11]], [[7, 8, 9], [12]], [[10, 11]]]
+    right = engine.score([prompts[0], prompts[2]], [targets[0], targets[2]]).to_frame().log_prob
+    with pytest.raises(sl.NonFiniteError, match="Prompt 1 has activations or logits that are NaN or infinite"):
+        engine.score(prompts, targets)
+    measures = {"entropy": PolicyEntropy(sl.SamplingPolicy())}
+    with pytest.raises(sl.NonFiniteError, match="Prompt 1 has"):
+        engine.measure(prompts, targets, measures)
+    with pytest.raises(sl.NonFiniteError, match="Prompt 1 has"):
+        engine.capture(prompts, layers=[1])
+    with pytest.raises(sl.NonFiniteError, match="Each of the prompts 0, 1 has"):
+        engine.score([[token, 4], [4, token], [4, 5]], [[[7]], [[7]], [[7]]])
+    again = engine.score([prompts[0], prompts[2]], [targets[0], targets[2]]).to_frame().log_prob
+    assert again.tolist() == pytest.approx(right.tolist(), abs=1e-5)
+
+
+def test_a_target_that_overflows_harms_its_own_score_only(engine):
+    with pytest.raises(sl.NonFiniteError, match="Prompt 0 has"):
+        engine.score([PROMPTS[0]], [[[7, NAN, 9]]])
+    found = engine.score([PROMPTS[0]], [[[7, 8, NAN]]])  # the last token of a target drives nothing
+    assert np.isfinite(found[0].log_prob)
+
+
+def test_equal_requests_after_a_failed_one_fail_alike(engine):
+    """What it left in the prefix cache is not taken for something finite."""
+    prompt = [*PROMPTS[4], INF, *PROMPTS[4]]
+    engine.llm.reset_prefix_cache()
+    for _ in range(2):
+        (row,) = engine.generate([prompt], policy=GREEDY, max_new_tokens=4)
+        assert row.finish_reason == "error"
+
+
+def test_strengths_that_overflow_are_refused(engine, vector):
+    unseen = deadly(vector, seed=8)  # the engine keeps plans that it has made ready
+    for plan in (unseen, sl.Plan(sl.add(vector(1), coef=1e38)), sl.Plan(sl.add(vector(1), dose=1e30))):
+        with pytest.raises(sl.PlanError, match="leaves the finite range"):
+            engine.generate([PROMPTS[0]], plan=plan, policy=GREEDY, max_new_tokens=4)
+    rows = engine.generate([PROMPTS[0]] * 2, plan=[unseen, None], policy=GREEDY, max_new_tokens=4, on_error="return")
+    assert [row.finish_reason == "error" for row in rows] == [True, False]
+
+
+def test_the_count_of_failed_rows():
+    from steerlab.engines.vllm.finite import count_failed
+
+    logits = torch.zeros(6, 5)
+    logits[1, 3], logits[2, 0], logits[3, 4] = math.nan, math.inf, -math.inf
+    logits[4, 1], logits[4, 2] = math.nan, -math.inf
+    logits[5] = 1e38
+    assert count_failed(logits).tolist() == [0, 1, 1, 0, 1, 0]
+    assert count_failed(torch.tensor([[65504.0, -math.inf]], dtype=torch.float16)).tolist() == [0]
