@@ -52,10 +52,33 @@ def connect(runner: Any, state: SteeringState) -> None:
     if state.measuring is not None:
         _measure(runner, state.measuring)
     if getattr(runner, "sampler", None) is not None:  # of pipeline stages only the last one samples
-        from vllm.v1.worker.gpu.sample import sampler
+        _count_failed(runner.sampler)
 
-        setattr(sampler, "get_num_nans", count_failed)  # noqa: B010
-        runner.sampler.compute_nans = True
+
+def _count_failed(sampler: Any) -> None:
+    """Reports rows whose logits are not finite, and draws token 0 for them.
+
+    From NaN the kernel may draw one beyond the vocabulary. The next pass, which is under way before the scheduler hears
+    of it, would look that one up, and the whole engine would die.
+    """
+    from vllm.v1.worker.gpu.sample import sampler as module
+
+    sample = sampler.sample
+    failed: list[Tensor] = []
+
+    def get_num_nans(logits: Tensor) -> Tensor:
+        failed[:] = [count_failed(logits)]  # before penalties and masks
+        return failed[0]
+
+    def sample_from_finite(*args: Any, **kwargs: Any) -> Any:
+        tokens, drawn_from = sample(*args, **kwargs)
+        if failed:
+            tokens.masked_fill_(failed.pop().bool(), 0)
+        return tokens, drawn_from
+
+    setattr(module, "get_num_nans", get_num_nans)  # noqa: B010
+    sampler.compute_nans = True
+    sampler.sample = sample_from_finite
 
 
 def _measure(runner: Any, measuring: Measuring) -> None:
