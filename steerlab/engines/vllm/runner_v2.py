@@ -49,10 +49,10 @@ def connect(runner: Any, state: SteeringState) -> None:
     model_state.add_request = add_request
     model_state.remove_request = remove_request
     model_state.prepare_inputs = prepare_inputs
-    if state.measuring is not None:
-        _measure(runner, state.measuring)
     if getattr(runner, "sampler", None) is not None:  # of pipeline stages only the last one samples
         _count_failed(runner.sampler)
+    if state.measuring is not None:
+        _measure(runner, state.measuring)
 
 
 def _count_failed(sampler: Any) -> None:
