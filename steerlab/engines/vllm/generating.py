@@ -168,5 +168,5 @@ def ran_tokens(request: Request, outcome: Outcome, completion: Completion) -> in
     """Tokens that the row's result rests on: the last sampled one drives nothing, or what it drove was not finite."""
     count = request.n_tokens + len(completion.token_ids)
     if completion.finish_reason == "error":
-        return min(count, max((last for _, last in outcome.ran), default=0))
+        return min(count, outcome.end)
     return max(request.n_tokens, count - 1)

@@ -101,6 +101,11 @@ class Outcome:
     distribution: np.ndarray | None = None
 
     @property
+    def end(self) -> int:
+        """The position after the last one that went through the model."""
+        return max((last for _, last in self.ran), default=0)
+
+    @property
     def has_failed(self) -> bool:
         """Whether vLLM ended it because its logits were not finite."""
         return any(one.finish_reason == "error" for one in self.output.outputs)

@@ -12,6 +12,7 @@ from typing import Any
 from steerlab.core.errors import InputError, PromptError, SteerlabError
 from steerlab.engines.vllm.accounts import inherited_of, receipt_of
 from steerlab.engines.vllm.config import KEY
+from steerlab.engines.vllm.failures import not_finite
 from steerlab.engines.vllm.requests import Request
 from steerlab.engines.vllm.serving.plans import PlanMaker, ReadyPlan
 from steerlab.engines.vllm.serving.sample_counts import SampleCounts
@@ -85,8 +86,13 @@ class Gateway:
         try:
             async for output in outputs:
                 claim.counts.add(output)
+                failed = any(sample.finish_reason == "error" for sample in output.outputs)
                 if output.finished:
-                    await self._settle(claim)
+                    await self._settle(claim, failed=failed)
+                if failed:
+                    assert self.maker is not None
+                    ticket.problem = not_finite(f"Prompt {index}", self.maker.info.dtype)
+                    raise ticket.problem
                 yield output
         finally:
             await outputs.aclose()
@@ -120,8 +126,12 @@ class Gateway:
             request.sampling_params = _with_spec(params, RequestSpec(request.request_id, spec.plan, spec.groups))
         return await self._submit(request)
 
-    async def _settle(self, claim: "_Claim") -> None:
+    async def _settle(self, claim: "_Claim", *, failed: bool = False) -> None:
         """Takes and checks the receipts of a request whose samples have all ended.
+
+        Args:
+            claim: the request's.
+            failed: whether a sample ended because its logits were not finite; how far each ran is then what ran.
 
         Raises:
             ReceiptError: if an edit reached other positions than the plan implies.
@@ -132,6 +142,8 @@ class Gateway:
         claim.settled = True
         for sample, row in enumerate(claim.rows):
             request, length = claim.request(sample), claim.length(sample)
+            if failed:
+                length = min(length, outcomes[row].end)
             receipt = receipt_of(request, outcomes[row], length)
             inherited = inherited_of(request, outcomes[row], length)
             claim.ticket.receipts.append(receipt_json(receipt, claim.index, inherited.positions))
