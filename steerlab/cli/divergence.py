@@ -79,9 +79,10 @@ def divergence(
         b = a if against is None else stack.enter_context(loaded(against, dtype))
         found = sl.divergence(a, b, content, plan_a=plan, context_length=context_length, stride=stride)
     if as_json:
-        names = [*_FIGURES, "num_tokens", "context_length", "stride"]
+        names = [*_FIGURES, "dtypes", "num_tokens", "context_length", "stride"]
         show_json({name: getattr(found, name) for name in names})
         return
     for name, shown in _FIGURES.items():
         say(f"{shown:<16}{getattr(found, name):.4f} nats per token")
     say(f"{'tokens':<16}{found.num_tokens}")
+    say(f"{'dtype':<16}{' and '.join(dict.fromkeys(found.dtypes or ()))}")

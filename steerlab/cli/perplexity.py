@@ -47,7 +47,9 @@ def perplexity(
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help="Of weights and activations; float32 by default, with vLLM its own choice.", show_default=False
+            help="Of weights and activations; float32 by default, with vLLM the weights' own (half precision for "
+            "float32 weights).",
+            show_default=False,
         ),
     ] = None,
     quantization: Annotated[
@@ -94,10 +96,11 @@ def perplexity(
             distributions=distributions,
         )
     if as_json:
-        names = ["perplexity", "nll", "num_tokens", "bits_per_byte", "context_length", "stride"]
+        names = ["perplexity", "nll", "num_tokens", "bits_per_byte", "dtype", "context_length", "stride"]
         show_json({name: getattr(found, name) for name in names})
         return
     say(f"perplexity      {found.perplexity:.4f}")
     say(f"nll             {found.nll:.4f} nats per token")
     say(f"tokens          {found.num_tokens}")
     say(f"bits per byte   {found.bits_per_byte:.4f}")
+    say(f"dtype           {found.dtype}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import steerlab as sl
-from steerlab.cli.console import quoted, show_json, show_table
+from steerlab.cli.console import quoted, say, show_json, show_table
 from steerlab.cli.loading import loaded, make_plan
 from steerlab.cli.options import (
     DEFAULT_MODEL,
@@ -77,9 +77,14 @@ def score(
     rows = [
         {"prompt": prompts[row.prompt_index], "target": targets[row.prompt_index][row.target_index]}
         | {name: getattr(row, name) for name in FIGURES}
+        | {"dtype": scores.dtype}
         for row in scores
     ]
-    show_json(rows) if as_json else _show(rows, several=len(prompts) > 1)
+    if as_json:
+        show_json(rows)
+        return
+    _show(rows, several=len(prompts) > 1)
+    say(f"log-probs in nats, computed in {scores.dtype}")
 
 
 def _read_pairs(prompts: list[str] | None, targets: list[str] | None, file: Path | None) -> tuple[list, list[list]]:

@@ -30,6 +30,13 @@ def serve(
     max_runs: Annotated[int, typer.Option(help="Separate runs of positions that one edit may act on.")] = 8,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Of weights and activations. `auto`, as in VLLMEngine: the weights' own, but half precision for "
+            "float32 weights. `float32`: as the other commands."
+        ),
+    ] = "auto",
 ) -> None:
     """Serve a model over HTTP as OpenAI does, with steering by request (vLLM)."""
     from steerlab.engines.vllm.serving.arguments import ServeOptions
@@ -44,6 +51,7 @@ def serve(
             max_runs=max_runs,
             host=host,
             port=port,
+            dtype=dtype,
             vllm_arguments=tuple(vllm_arguments or ()),
         )
     )

@@ -97,7 +97,10 @@ def opened(
         InputError: for options of vLLM on another engine.
     """
     if backend is Backend.VLLM:
-        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
+        from steerlab.engines.vllm.log_file import is_users
+
+        if is_users(()):
+            os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
         options: dict[str, Any] = {"quantization": quantization, "max_model_len": max_model_len}
         given = {name: value for name, value in options.items() if value is not None}
         layers = sorted({point.layer for point in plan.hook_points}) if plan is not None else [0]

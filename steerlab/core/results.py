@@ -159,9 +159,14 @@ class Scores(Sequence[Score]):
     """Scores in order of prompt, then target, then variant.
 
     `scores[k]` is the k-th of them; `scores.log_prob` and its like are arrays over all, in the same order.
+
+    Attributes:
+        rows: the scores.
+        dtype: of the weights and activations that they were computed with, e.g. `bfloat16`; frames carry it in `attrs`.
     """
 
     rows: tuple[Score, ...]
+    dtype: str | None = None
 
     @overload
     def __getitem__(self, index: int) -> Score: ...
@@ -243,7 +248,9 @@ class Scores(Sequence[Score]):
             "boundary",
             *self._variant_column,
         ]
-        return pd.DataFrame([[getattr(row, name) for name in columns] for row in self.rows], columns=columns)
+        frame = pd.DataFrame([[getattr(row, name) for name in columns] for row in self.rows], columns=columns)
+        frame.attrs["dtype"] = self.dtype
+        return frame
 
     def tokens_frame(self, tokenizer: Any = None) -> "pd.DataFrame":
         """A row per scored token: prompt_index, target_index, position, token_id, log_prob, surprisal_bits.
@@ -268,6 +275,7 @@ class Scores(Sequence[Score]):
             for position, (token_id, log_prob) in enumerate(zip(row.token_ids, row.token_log_probs, strict=True))
         ]
         frame = pd.DataFrame(rows, columns=columns)
+        frame.attrs["dtype"] = self.dtype
         frame["surprisal_bits"] = -frame.log_prob / math.log(2)
         if tokenizer is not None:
             spelled = {token: tokenizer.decode([token]) for token in frame.token_id.unique().tolist()}

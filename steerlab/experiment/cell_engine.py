@@ -92,7 +92,7 @@ class CellEngine:
             for k, frame in zip(batch, made, strict=True):
                 found[k] = self._session.cells.add(cells[k], self._fingerprint.hash, frame)
         rows = [row for block, frame in zip(blocks, found, strict=True) for row in _score_rows(frame, block.start)]
-        return Scores(tuple(rows))
+        return Scores(tuple(rows), self.info.dtype)
 
     def _cell(self, block: _Block, options: dict[str, Any]) -> Cell:
         inputs = self._session.inputs

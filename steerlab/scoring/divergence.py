@@ -44,6 +44,7 @@ class Divergence:
         context_length: tokens per window.
         stride: new tokens per window.
         policy: the sampling policy whose distributions were compared; None for the softmax itself.
+        dtypes: of the weights and activations of engine a and of engine b.
     """
 
     positions: np.ndarray = field(repr=False)
@@ -58,11 +59,13 @@ class Divergence:
     context_length: int
     stride: int
     policy: SamplingPolicy | None = None
+    dtypes: tuple[str, str] | None = None
 
     def __repr__(self) -> str:
         return (
             f"Divergence({self.num_tokens} tokens, mean_kl={self.mean_kl:.4g}, "
-            f"mean_reverse_kl={self.mean_reverse_kl:.4g}, mean_jensen_shannon={self.mean_jensen_shannon:.4g})"
+            f"mean_reverse_kl={self.mean_reverse_kl:.4g}, mean_jensen_shannon={self.mean_jensen_shannon:.4g}, "
+            f"dtypes={self.dtypes})"
         )
 
     @property
@@ -166,7 +169,8 @@ def divergence(
             rows.append(found | _compare(log_a, log_b, ids, policy))
             bar.update(n_scored)
     joined = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    return Divergence(**joined, context_length=sizes.context, stride=sizes.stride, policy=policy)
+    dtypes = (engine_a.info.dtype, engine_b.info.dtype)
+    return Divergence(**joined, context_length=sizes.context, stride=sizes.stride, policy=policy, dtypes=dtypes)
 
 
 def check_same_vocabulary(engine_a: Engine, engine_b: Engine) -> None:

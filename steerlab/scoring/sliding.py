@@ -37,6 +37,7 @@ class Perplexity:
         context_length: tokens per window.
         stride: new tokens per window.
         token_nlls: negative log-probability of each scored token, in nats, float32, in order.
+        dtype: of the weights and activations that it was computed with, e.g. `bfloat16`.
     """
 
     nll: float
@@ -45,6 +46,7 @@ class Perplexity:
     context_length: int
     stride: int
     token_nlls: np.ndarray = field(repr=False)
+    dtype: str | None = None
 
     @property
     def perplexity(self) -> float:
@@ -127,7 +129,7 @@ def perplexity(
             bar.update(len(found))
         if writer is not None:
             writer.finish(sum(map(len, nlls)))
-    return _summary(np.concatenate(nlls), text.num_bytes, sizes)
+    return _summary(np.concatenate(nlls), text.num_bytes, sizes, engine.info.dtype)
 
 
 def _resumed(text: TextWindows, journal: Journal | None, progress: Any) -> Iterator[np.ndarray]:
@@ -203,7 +205,7 @@ def _check_window(engine: Engine, sizes: WindowSizes) -> None:
         )
 
 
-def _summary(nlls: np.ndarray, num_bytes: int, sizes: WindowSizes) -> Perplexity:
+def _summary(nlls: np.ndarray, num_bytes: int, sizes: WindowSizes, dtype: str) -> Perplexity:
     return Perplexity(
         nll=math.fsum(nlls) / len(nlls),
         num_tokens=len(nlls),
@@ -211,4 +213,5 @@ def _summary(nlls: np.ndarray, num_bytes: int, sizes: WindowSizes) -> Perplexity
         context_length=sizes.context,
         stride=sizes.stride,
         token_nlls=nlls,
+        dtype=dtype,
     )

@@ -87,6 +87,9 @@ def test_score(steerlab, extracted, data, tiny_llama_path, tiny_llama_engine):
     assert '" good"' in table
     assert '"ly [x]"' in table
     assert "boundary" in table
+    assert table.endswith("log-probs in nats, computed in float32\n")
+    assert "computed in bfloat16" in steerlab(*given, "--dtype", "bfloat16").out
+    assert {row["dtype"] for row in rows} == {"float32"}
     variants = ("--variant", "", "--variant", "  ")
     both = json.loads(steerlab(*given[:7], *variants, "--json").out)
     scores = tiny_llama_engine.score(["The soup was"], [[" good"]], variants=("", "  "))
@@ -115,7 +118,10 @@ def test_perplexity(steerlab, extracted, tmp_path, tiny_llama_path, tiny_llama_e
     assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
     same_vector = ("--vector", extracted[0], "--coef", "0")
     assert json.loads(steerlab(*base, *same_vector, "--json").out) == found
-    assert f"tokens          {wanted.num_tokens}\n" in steerlab(*base).out
+    table = steerlab(*base, "--dtype", "bfloat16").out
+    assert f"tokens          {wanted.num_tokens}\n" in table
+    assert "dtype           bfloat16\n" in table
+    assert found["dtype"] == wanted.dtype == "float32"
 
 
 @pytest.mark.slow

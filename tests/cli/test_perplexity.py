@@ -99,7 +99,10 @@ def test_divergence(steerlab, file, tmp_path, tiny_llama_path, tiny_llama_engine
     wanted = sl.divergence(tiny_llama_engine, tiny_llama_engine, TEXT, plan_a=plan, context_length=60, stride=30)
     assert found["mean_kl"] == pytest.approx(wanted.mean_kl, abs=1e-5)
     assert found["num_tokens"] == wanted.num_tokens
-    assert f"KL(a ‖ b)       {wanted.mean_kl:.4f} nats per token\n" in steerlab(*base, *steering).out
+    table = steerlab(*base, *steering).out
+    assert f"KL(a ‖ b)       {wanted.mean_kl:.4f} nats per token\n" in table
+    assert "dtype           float32\n" in table
+    assert found["dtypes"] == list(wanted.dtypes) == ["float32", "float32"]
     same = json.loads(steerlab(*base, "--against", tiny_llama_path, "--json").out)
     assert same["mean_kl"] == 0
     assert "--vector steers the model" in steerlab(*base).sentence

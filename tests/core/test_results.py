@@ -62,6 +62,12 @@ def test_scores_frame_has_the_promised_columns():
     assert scores.token_ids == [(4, 5), (6,)]
 
 
+def test_scores_and_their_frame_say_the_dtype():
+    scores = Scores((Score(0, 0, (4, 5), (-1.0, -3.0), "clean"),), "bfloat16")
+    assert "dtype='bfloat16'" in repr(scores)
+    assert scores.to_frame().attrs["dtype"] == scores.tokens_frame().attrs["dtype"] == "bfloat16"
+
+
 def test_bits_per_byte():
     score = Score(0, 0, (4, 5), (-math.log(2), -math.log(8)), "clean", num_bytes=8)
     assert score.bits_per_byte == pytest.approx(0.5)

@@ -352,7 +352,7 @@ REFUSED = {
     "positions far out": (edits({**NORTH, "where": {"kind": "mask", "rows": [[10**15]]}}), "beyond the context"),
     "too many directions": (edits(NORTH, NORTH, NORTH), "max_directions=3"),
     "no edits": (edits(), "leave `steering` out"),
-    "null": (None, "must be an object"),
+    "a list": ([NORTH], "must be an object"),
     "text": ("north", "must be an object"),
     "positions unknown before": (edits({**NORTH, "where": {"kind": "ids", "token_ids": [9]}}), "still to be generated"),
     "text that is not there": (
@@ -431,6 +431,61 @@ def test_vllms_own_refusals_stay_its_own(server):
     assert broken.status_code in (400, 422)
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {"prompt": SHORT}), ("/v1/chat/completions", CHAT)])
+def test_null_asks_for_nothing(server, path, body):
+    body = {"messages": body} if body is CHAT else body
+    body = {"model": "tiny", "max_tokens": 8, "temperature": 0.0, "return_token_ids": True, **body}
+    nulls = {name: None for name in ("layer", "operator", "dose", "lo", "hi", "unit", "where", "scale")}
+    plain, absent, flat = (
+        server.post(path, {**body, **more}).raise_for_status()
+        for more in ({}, {"steering": None}, {"vllm_xargs": {"steering": None}})
+    )
+    steered, same = (
+        server.post(path, {**body, "steering": edits(edit)}).raise_for_status()
+        for edit in ({"vector": "north", "coef": 20.0}, {"vector": "north", "coef": 20.0, **nulls})
+    )
+    tokens = [answer.json()["choices"][0]["token_ids"] for answer in (plain, absent, flat, steered, same)]
+    assert tokens[0] == tokens[1] == tokens[2] != tokens[3] == tokens[4]
+    assert "x-steerlab-plan" not in absent.headers
+    assert steered.headers["x-steerlab-plan"] == same.headers["x-steerlab-plan"]
+
+
+DEEP = "[" * 5000 + "]" * 5000
+BROKEN = {
+    "no body": ("", ""),
+    "no JSON": ("{", "not JSON"),
+    "no object": ("[]", "must be a JSON object"),
+    "NaN": ('{"prompt": "a", "temperature": NaN}', "NaN is no number"),
+    "beyond floats": ('{"prompt": "a", "temperature": 1e400}', "1e400 is beyond"),
+    "beyond integers": ('{"prompt": "a", "top_k": 1' + "0" * 30 + "}", "beyond 64 bits"),
+    "too deep": ('{"prompt": "a", "anything": ' + DEEP + "}", "nested too deep"),
+    "half a character": ('{"prompt": "cut \\ud83d"}', "half a character"),
+    "a list for a number": ('{"prompt": "a", "temperature": []}', "temperature: input should be a valid number"),
+    "a word for a number": ('{"prompt": "a", "max_tokens": "few"}', "max_tokens: input should be a valid integer"),
+    "two wrong kinds": ('{"prompt": "a", "stop": 5}', "stop: input should be a valid string, or input should be"),
+    "no prompt": ('{"prompt": {"a": 1}}', "prompt: "),
+    "NaN in the plan": ('{"prompt": "a", "steering": {"edits": [{"vector": "north", "coef": NaN}]}}', "NaN is no"),
+    "text in the plan": ('{"prompt": "a", "steering": {"edits": [{"vector": "north", "coef": "2"}]}}', "coef: input"),
+    "an unknown key": ('{"prompt": "a", "steering": {"edits": [{"vector": "north", "gain": 2}]}}', "unknown key"),
+    "a deep plan": ('{"prompt": "a", "steering": {"edits": ' + DEEP + "}}", "nested too deep"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_request_that_cannot_be_read_gets_one_sentence_and_the_server_goes_on(server, case):
+    raw, fragment = BROKEN[case]
+    for path, kind in (("/v1/completions", "application/json"), ("/v1/completions", "text/plain")):
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": kind}
+        response = httpx.post(f"{server.url}{path}", content=raw, headers=headers, timeout=60)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        wanted = fragment if kind == "application/json" else ""
+        assert wanted in error["message"]
+        assert error["code"] == 400
+        assert "\n" not in error["message"]
+    assert server.complete(SHORT, max_tokens=1)
+
+
 # --- what it offers -----------------------------------------------------------------------------------------------
 
 
@@ -473,4 +528,10 @@ def test_it_ends_cleanly(server):
     assert server.process.wait(60) == 0
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
-    assert "Application shutdown complete" in server.log.read_text()
+    first, *others = server.log.read_text().splitlines()
+    vllms = Path(first.removeprefix("vLLM starts; its log is in ")).read_text()
+    assert "Application shutdown complete" in vllms
+    assert "leaked s" not in vllms  # shared memory or semaphores
+    assert "requests can steer at layers 1, 2 along 6 of 6 vectors" in others
+    assert f"tiny in float32 is served on {server.url}" in others
+    assert len(others) == 3  # and why one vector cannot be used

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 import steerlab as sl
 from steerlab.core.engine import ModelInfo
@@ -24,7 +26,9 @@ from steerlab.engines.vllm.serving.middleware import SteeringMiddleware
 from steerlab.engines.vllm.serving.plans import PlanMaker
 from steerlab.engines.vllm.serving.positions_json import where_of
 from steerlab.engines.vllm.serving.registry import VectorRegistry
+from steerlab.engines.vllm.serving.strict_json import read_json
 from steerlab.engines.vllm.serving.tickets import ReceiptBook, Ticket
+from steerlab.engines.vllm.serving.validation import explain
 from steerlab.engines.vllm.serving.workers import HeldPlans, Settler, Workers
 
 INFO = ModelInfo("tiny", None, "0123", "none", 4, 128, 384, 512, "float32")
@@ -182,9 +186,10 @@ def test_positions_that_are_none_or_without_bound_are_refused(given, fragment):
 
 def test_a_request_without_steering_is_left_alone():
     assert asked({"prompt": "a steering wheel", "vllm_xargs": {"a": 1}}) is None
-    assert asked(b"not json") is None
     assert asked([STEERING]) is None
-    assert asked(b"[" * 100_000) is None
+    assert asked(b"") is None
+    for foreign in (b"not json", b"[" * 100_000, b"\xff"):
+        assert asked(foreign, kind="text/plain") is None
     assert asked(b'--x\r\nContent-Disposition: form-data; name="file"', kind="multipart/form-data; boundary=x") is None
 
 
@@ -200,6 +205,58 @@ def test_the_rest_of_a_request_stays_what_it_is():
         "vllm_xargs": {"a": 1, "steerlab": "t"},
         "request_id": "t",
     }
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"steering": None},
+        {"vllm_xargs": {"steering": None}},
+        {"vllm_xargs": {"steering": "null"}},
+        {"steering": None, "vllm_xargs": {"steering": None}},
+    ],
+)
+def test_a_field_that_is_null_is_absent(maker, nothing, path):
+    body = {"prompt": "a", **nothing}
+    rest = {"prompt": "a"} | ({"vllm_xargs": {}} if "vllm_xargs" in nothing else {})
+    status, headers, content = call(Gateway(engine(), maker), echo, body, path)
+    assert (status, json.loads(content)) == (200, rest)
+    assert headers == {b"x-length": str(len(content)).encode()}
+
+
+def test_nulls_leave_room_for_the_other_way_to_ask():
+    flat = asked({"steering": None, "vllm_xargs": {"steering": json.dumps(STEERING)}})
+    plain = asked({"steering": STEERING, "vllm_xargs": {"steering": None}})
+    assert flat.steering == plain.steering == STEERING
+    assert flat.rest == plain.rest == {"vllm_xargs": {}}
+    assert asked({"prompt": "a", "extra_body": {"steering": None}}) is None
+
+
+OPTIONAL = ["layer", "operator", "dose", "coef", "lo", "hi", "unit", "where", "scale"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"vector": "north", "coef": 2.0},
+        {"vector": "north", "operator": "ablate"},
+        {"vector": "north", "operator": "clamp", "hi": 1.0},
+    ],
+)
+def test_a_key_that_is_null_is_absent(maker, edit):
+    nulls = {key: None for key in OPTIONAL if key not in edit}
+    with_nulls, without = maker.make({"edits": [{**edit, **nulls}]}), maker.make({"edits": [edit]})
+    assert with_nulls.assigned.given_hash == without.assigned.given_hash
+
+
+def test_what_is_needed_cannot_be_null(maker):
+    with pytest.raises(InputError, match=r"steering\.edits\[0\]\.vector: the key is missing"):
+        maker.make({"edits": [{"vector": None, "coef": 1.0}]})
+    with pytest.raises(InputError, match=r"steering\.edits: the key is missing"):
+        maker.make({"edits": None})
+    with pytest.raises(InputError, match="unknown key"):
+        maker.make({"edits": [{"vector": "north", "coef": 1.0, "sclae": None}]})
 
 
 @pytest.mark.parametrize(
@@ -225,12 +282,74 @@ def test_a_form_cannot_steer():
         asked(b'--x\r\nContent-Disposition: form-data; name="steering"', "/v1/audio/transcriptions", kind="multipart/x")
 
 
+# --- bodies -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steering", [b"", b', "steering": {"edits": [{"vector": "north", "coef": 1}]}'])
+@pytest.mark.parametrize(
+    ("value", "fragment"),
+    [
+        (b"NaN", "NaN is no number of JSON"),
+        (b"[-Infinity]", "-Infinity is no number of JSON"),
+        (b"1e400", "1e400 is beyond the range"),
+        (b"-" + b"9" * 400 + b".5", "beyond the range"),
+        (b"1" + b"0" * 30, "beyond 64 bits"),
+        (b"9223372036854775808", "beyond 64 bits"),
+        (b"1" * 5000, "beyond 64 bits"),
+        (b"[" * 300 + b"]" * 300, "nested too deep"),
+        (b'{"a": ' * 300 + b"1" + b"}" * 300, "nested too deep"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'"cut \\ud83d"', r"half a character .'.ud83d'. at position 4"),
+        (b'{"\\ud83d": 1}', "half a character"),
+        (b'"\xff"', "not UTF-8"),
+        (b"", "not JSON: Expecting value"),
+    ],
+)
+def test_a_body_that_is_not_plain_json_is_refused_whoever_asks(maker, steering, value, fragment):
+    raw = b'{"prompt": "a"' + steering + b', "temperature": ' + value + b"}"
+    status, _, content = call(Gateway(engine(), maker), echo, raw)
+    error = json.loads(content)["error"]
+    assert (status, error["param"], error["code"]) == (400, None, 400)
+    assert re.search(fragment, error["message"])
+    assert len(error["message"]) < 250
+
+
+def test_what_json_can_say_is_read():
+    for value in (2**63 - 1, -(2**63), 1.7976931348623157e308, "🙂 ünï", [[[1]]], 10**18, None):
+        assert read_json(json.dumps({"a": value}), "it") == {"a": value}
+    assert read_json('"\\ud83d\\ude42"', "it") == "🙂"
+    with pytest.raises(InputError, match=r"vllm_xargs\.steering is not JSON"):
+        asked({"vllm_xargs": {"steering": "{"}})
+    with pytest.raises(InputError, match=r"vllm_xargs\.steering: NaN"):
+        asked({"vllm_xargs": {"steering": '{"edits": NaN}'}})
+
+
+def test_what_vllm_does_not_accept_is_one_sentence():
+    class Body(BaseModel):
+        stop: str | list[str] | None = None
+        size: int
+
+    def explained(**given):
+        with pytest.raises(ValidationError) as caught:
+            Body(**given)
+        return explain([{**problem, "loc": ("body", *problem["loc"])} for problem in caught.value.errors()])
+
+    assert explained() == ("size", "size: the field is missing.")
+    assert explained(size="x", stop=5) == (
+        "stop",
+        "stop: input should be a valid string, or input should be a valid list; got 5.",
+    )
+    assert explained(size=float("inf")) == ("size", "size: input should be a finite number; got inf.")
+    assert explain([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])[0] is None
+    assert explain(["Unsupported Media Type"]) == (None, "Unsupported Media Type.")
+
+
 # --- middleware ---------------------------------------------------------------------------------------------------
 
 
 def call(gateway, app, body, path="/v1/completions"):
     """What a client gets: status, headers, body."""
-    raw = json.dumps(body).encode()
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     incoming = [
         {"type": "http.request", "body": raw[:9], "more_body": True},
         {"type": "http.request", "body": raw[9:], "more_body": False},
@@ -298,11 +417,12 @@ def test_an_answer_whose_steering_reached_the_engine_carries_the_plan(maker):
 
 def test_a_server_without_layers_refuses_every_steering_field():
     gateway = Gateway(engine(), None)
-    for body in ({"steering": STEERING}, {"steering": None}, {"vllm_xargs": {"steering": "{}"}}):
+    for body in ({"steering": STEERING}, {"vllm_xargs": {"steering": "{}"}}):
         status, _, content = call(gateway, echo, {"prompt": "a", **body})
         assert status == 400
         assert "--layers" in json.loads(content)["error"]["message"]
-    assert call(gateway, echo, {"prompt": "a"})[0] == 200
+    for body in ({}, {"steering": None}):
+        assert call(gateway, echo, {"prompt": "a", **body})[0] == 200
 
 
 def test_a_websocket_session_that_asks_for_steering_is_closed():

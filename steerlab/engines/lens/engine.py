@@ -245,7 +245,8 @@ class LensEngine:
             tuple(
                 Score.of_pair(i, j, pair, found["log_prob"].tolist())
                 for (i, j, pair), found in zip(pairs, values, strict=True)
-            )
+            ),
+            self.info.dtype,
         )
 
     def measure(

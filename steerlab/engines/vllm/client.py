@@ -10,9 +10,10 @@ from tqdm.auto import tqdm
 from steerlab.core.errors import EngineError, HookPointError, InputError
 from steerlab.engines.vllm.config import KEY, SteeringConfig
 from steerlab.engines.vllm.held import HeldPlans
+from steerlab.engines.vllm.log_file import log_of
 from steerlab.engines.vllm.packets import pack, unpack
 from steerlab.engines.vllm.plugin import register
-from steerlab.engines.vllm.processes import GRACE, descendants, end
+from steerlab.engines.vllm.processes import GRACE, be_patient, descendants, end
 
 _OURS = ("logprobs_mode", "generation_config", "runner")
 
@@ -27,22 +28,17 @@ class Client:
 
     Raises:
         InputError, HookPointError: if the engine cannot steer this model, or a feature is on that it cannot work with.
+        EngineError: if vLLM does not start; the message names its log.
     """
 
     def __init__(self, path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> None:
         taken = [name for name in _OURS if name in arguments]
         if taken:
             raise InputError(f"{', '.join(taken)} is set by steerlab and cannot be passed to VLLMEngine.")
-        register()
-        from vllm import LLM
-
+        self.log = log_of(name for name, value in arguments.items() if value is not None)
         before = set(descendants())
-        self.llm: Any = LLM(
-            model=path,
-            logprobs_mode="raw_logprobs",
-            generation_config="vllm",
-            **{**arguments, "additional_config": {**arguments.get("additional_config", {}), KEY: config.to_json()}},
-        )
+        with self.log.starting():
+            self.llm: Any = _start(path, config, arguments)
         self.config = config
         self.held = HeldPlans()
         self._is_torn = False
@@ -58,7 +54,7 @@ class Client:
         try:
             workers = [header for header, _ in self.ask("describe")]
         except Exception as error:  # whatever crosses the process boundary
-            raise InputError(NOT_LOADED) from error
+            raise InputError(f"{NOT_LOADED} {self.log}.") from error
         return check_workers(workers, self.config)
 
     def ask(
@@ -75,7 +71,7 @@ class Client:
         try:
             answers = self.llm.collective_rpc("steerlab", args=(command, pack(header, arrays)))
         except EngineDeadError as error:
-            raise EngineError(_DEAD) from error
+            raise EngineError(f"{_DEAD} {self.log}.") from error
         return [unpack(answer) if answer else (None, {}) for answer in answers]
 
     def run(
@@ -106,7 +102,7 @@ class Client:
                     outputs += finished
                     bar.update(len(finished))
         except EngineDeadError as error:
-            raise EngineError(_DEAD) from error
+            raise EngineError(f"{_DEAD} {self.log}.") from error
         return sorted(outputs, key=lambda output: int(output.request_id))
 
     def _await_output(self, check: Callable[[], None]) -> None:
@@ -160,6 +156,19 @@ class Client:
             cleanup_dist_env_and_memory()
 
 
+def _start(path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> Any:
+    be_patient()
+    register()
+    from vllm import LLM
+
+    return LLM(
+        model=path,
+        logprobs_mode="raw_logprobs",
+        generation_config="vllm",
+        **{**arguments, "additional_config": {**arguments.get("additional_config", {}), KEY: config.to_json()}},
+    )
+
+
 def check_workers(workers: list[dict[str, Any]], config: SteeringConfig) -> list[dict[str, Any]]:
     """What workers say of themselves, if together they are wired as asked.
 
@@ -202,6 +211,6 @@ _TORN = (
     "and start a new one; a single interrupt ends a call as soon as the engine can bear it."
 )
 _DEAD = (
-    "vLLM's engine has died: one of its worker processes failed or was killed. The requests of this call are lost; "
-    "vLLM's log above has the cause. Close this engine and start a new one."
+    "vLLM's engine has died: one of its worker processes failed or was killed. The requests of this call are lost. "
+    "Close this engine and start a new one."
 )

@@ -51,6 +51,11 @@ class SteeringConfig:
     @classmethod
     def of(cls, vllm_config: Any) -> "SteeringConfig | None":
         """What a vLLM configuration asks for; None if it asks for no steering."""
-        additional = vllm_config.additional_config
-        found = additional.get(KEY) if isinstance(additional, Mapping) else None
+        found = vllm_config.additional_config[KEY] if is_ours(vllm_config) else None
         return None if found is None else cls(**{**found, "layers": tuple(found["layers"])})
+
+
+def is_ours(vllm_config: Any) -> bool:
+    """Whether steerlab started this vLLM, to steer or, as a server without layers, not to."""
+    additional = vllm_config.additional_config
+    return isinstance(additional, Mapping) and KEY in additional

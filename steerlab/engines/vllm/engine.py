@@ -67,7 +67,8 @@ class VLLMEngine:
             `score`, `measure` and the log q of sampled tokens off.
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: groups of GPUs that share the layers.
-        dtype: of weights and activations; vLLM's choice by default.
+        dtype: of weights and activations; by default the weights' own, but half precision for float32 weights, as in
+            vLLM (`sl.load` has float32). `engine.info.dtype` says which it is, and so do scores.
         seed: of vLLM itself; draws are keyed by the `seed` of each call.
         revision: branch, tag or commit, for a hub id.
         **vllm_kwargs: further arguments of `vllm.LLM`.
@@ -76,7 +77,8 @@ class VLLMEngine:
         BackendMissingError: without vLLM, or with a version that is not supported.
         ModelNotFoundError: if there is no such model.
         HookPointError: for an unknown layer, or a model family whose residual stream cannot be identified.
-        InputError: for a vLLM feature that steering does not work with.
+        InputError: for a vLLM feature that steering does not work with, or an argument that vLLM refuses.
+        EngineError: if vLLM does not start; the message has the cause and names vLLM's log.
 
     Examples:
         >>> engine = VLLMEngine("smollm2-135m", layers=[10, 14])  # doctest: +SKIP
@@ -253,7 +255,8 @@ class VLLMEngine:
         encoder, planner = self._tools()
         pairs = encoder.pairs(prompts, targets, boundary, score_eos, chat, variants)
         found = [values[TokenLogProb()].tolist() for values in self._measured(pairs, plan, planner, [TokenLogProb()])]
-        return Scores(tuple(Score.of_pair(i, j, p, x) for (i, j, _, p), x in zip(pairs, found, strict=True)))
+        rows = tuple(Score.of_pair(i, j, p, x) for (i, j, _, p), x in zip(pairs, found, strict=True))
+        return Scores(rows, self.info.dtype)
 
     def measure(
         self,

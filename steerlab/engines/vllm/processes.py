@@ -1,13 +1,38 @@
 """The processes that an engine starts, and their end."""
 
+import atexit
+import gc
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from psutil import Process
 
-GRACE = 10.0
-"""Seconds that a process gets to end by itself, and again after it was asked to."""
+GRACE = 30.0
+"""Seconds that a process gets to end by itself, and again after it was asked to.
+
+One that is killed leaves shared memory and semaphores behind, and Python's resource tracker complains of them. An end
+takes some seconds, more on a busy machine.
+"""
+
+WORKER_GRACE = 20
+"""Seconds that vLLM's engine gives its workers before it kills them; less than it gets itself."""
+
+
+def be_patient() -> None:
+    """Has the engines that this process starts give their workers time to end, unless the user has set it."""
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(WORKER_GRACE))
+
+
+def end_quickly() -> None:
+    """Has this process, if another one started it, end without Python's last search for garbage.
+
+    That search takes seconds, longer on a busy machine, and then who waits for the process kills it.
+    """
+    if multiprocessing.parent_process() is not None:
+        atexit.register(gc.freeze)
 
 
 def descendants() -> "list[Process]":

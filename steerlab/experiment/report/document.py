@@ -70,7 +70,8 @@ def _lead(m: Material) -> str:
     parts = [f"A steering experiment, seed {m.seed}"]
     if words:
         parts.append(f"{len(words)} effects: {', '.join(words)}" if len(words) > 1 else f"verdict: {words[0]}")
-    return "; ".join(parts) + ". Log-probabilities are in nats."
+    dtype = m.facts.get("dtype")
+    return "; ".join(parts) + f". Log-probabilities are in nats{f', computed in {dtype}' if dtype else ''}."
 
 
 def _effects(effects: Sequence[Effect]) -> list[Section]:

@@ -50,7 +50,7 @@ def material_of(experiment: "Experiment") -> Material:
 
     Where a frame of `entropy` has the column `token` (the tokens' text), its first text is shown token by token.
     """
-    results = experiment.results
+    results, stated = experiment.results, experiment.configuration()
     return Material(
         name=experiment.name,
         seed=experiment.seed,
@@ -66,7 +66,7 @@ def material_of(experiment: "Experiment") -> Material:
         parities=results.parities,
         interactions=results.interactions,
         transfers=results.transfers,
-        facts={"experiment": experiment.name, "backend": experiment.backend, "seed": experiment.seed},
+        facts={"experiment": experiment.name} | {key: stated[key] for key in ("backend", "dtype", "seed")},
     )
 
 

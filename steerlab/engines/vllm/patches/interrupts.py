@@ -1,9 +1,10 @@
 """Wraps `Executor.__init__` in `vllm.v1.executor.abstract`.
 
 An interrupt, from the keyboard or from Jupyter, reaches every process of the caller's group, and vLLM's engine shuts
-down at it: who stops a call would lose the engine. So the process of an engine that steers leaves the group before it
-starts its workers. The interrupt then reaches the caller alone, who ends the call. What kills the group does not reach
-the engine either, so it watches for the caller's end, and does not outlive it.
+down at it: who stops a call would lose the engine. An engine that is shutting down when its server tells it to dies at
+once, and leaves its shared memory behind. So the process of an engine that steerlab started leaves the group before it
+starts its workers. The interrupt then reaches the caller alone. What kills the group does not reach the engine either,
+so it watches for the caller's end, and does not outlive it.
 """
 
 import functools
@@ -14,8 +15,8 @@ import threading
 import time
 from typing import Any
 
-from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.engines.vllm.processes import GRACE
+from steerlab.engines.vllm.config import is_ours
+from steerlab.engines.vllm.processes import GRACE, end_quickly
 
 _MARK, _ENGINE = "_steerlab_installed", "EngineCore"
 
@@ -31,7 +32,8 @@ def install() -> None:
     @functools.wraps(original)
     def init(self: Any, vllm_config: Any) -> None:
         is_own_process = multiprocessing.current_process().name.startswith(_ENGINE)
-        if is_own_process and SteeringConfig.of(vllm_config) is not None:
+        if is_own_process and is_ours(vllm_config):
+            end_quickly()
             os.setpgid(0, 0)
             threading.Thread(target=_end_with_caller, daemon=True, name="steerlab-caller").start()
         original(self, vllm_config)

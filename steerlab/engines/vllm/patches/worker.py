@@ -7,7 +7,8 @@ or captured. The replacement calls the original and then wires the model, if the
 import functools
 from typing import Any
 
-from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.config import SteeringConfig, is_ours
+from steerlab.engines.vllm.processes import end_quickly
 
 _MARK = "_steerlab_installed"
 
@@ -23,6 +24,8 @@ def install() -> None:
     @functools.wraps(original)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        if is_ours(self.vllm_config):
+            end_quickly()
         config = SteeringConfig.of(self.vllm_config)
         if config is not None:
             from steerlab.engines.vllm.wiring import wire

@@ -10,9 +10,9 @@ PREFIX = "/steerlab"
 _KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 500: "InternalServerError"}
 
 
-def error_answer(message: str, status: int) -> dict[str, Any]:
+def error_answer(message: str, status: int, field: str | None = "steering") -> dict[str, Any]:
     """An error as OpenAI's clients read it."""
-    return {"error": {"message": message, "type": _KINDS[status], "param": "steering", "code": status}}
+    return {"error": {"message": message, "type": _KINDS[status], "param": field, "code": status}}
 
 
 async def send_json(send: Any, status: int, content: Any) -> None:

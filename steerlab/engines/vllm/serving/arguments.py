@@ -1,5 +1,6 @@
 """The arguments of vLLM's own server, with ours put in."""
 
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from steerlab.engines.vllm.config import KEY, SteeringConfig
 from steerlab.models.resolver import ResolvedModel
 
 SHUTDOWN_TIMEOUT = 10
-"""Seconds that requests under way and worker processes get to end; vLLM's own default kills them at once."""
+"""Seconds that requests under way get to end; vLLM's own default breaks them off at once."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class ServeOptions:
         max_runs: separate runs of positions that one edit may act on.
         host: address to listen on.
         port: port to listen on.
+        dtype: of weights and activations, as vLLM names it.
         vllm_arguments: further arguments of vLLM's server, as on its command line.
     """
 
@@ -36,12 +38,19 @@ class ServeOptions:
     max_runs: int = 8
     host: str = "127.0.0.1"
     port: int = 8000
+    dtype: str = "auto"
     vllm_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.layers is None) != (not self.vectors):
             given, other = ("--vectors", "--layers") if self.layers is None else ("--layers", "--vectors")
             raise InputError(f"{given} needs {other}: layers to wire, and the folder of the vectors that are offered.")
+
+
+def stated_names(arguments: Sequence[str]) -> list[str]:
+    """Which options a command line states, by the names that `vllm.LLM` gives them."""
+    options = [argument for argument in arguments if argument.startswith("--")]
+    return [re.split("[=.]", option)[0].removeprefix("--").replace("-", "_") for option in options]
 
 
 def vllm_namespace(options: ServeOptions, found: ResolvedModel, config: SteeringConfig | None) -> Namespace:
@@ -57,14 +66,15 @@ def vllm_namespace(options: ServeOptions, found: ResolvedModel, config: Steering
     _check_not_ours(options.vllm_arguments)
     parser = make_arg_parser(FlexibleArgumentParser(prog="steerlab serve MODEL --", usage="%(prog)s [vLLM's options]"))
     ours = ["--model", str(found.path), "--host", options.host, "--port", str(options.port)]
-    ours += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT)]  # what comes later wins
+    stated = stated_names(options.vllm_arguments)
+    for name, value in (("dtype", options.dtype), ("shutdown_timeout", str(SHUTDOWN_TIMEOUT))):
+        ours += [] if name in stated else [f"--{name.replace('_', '-')}", value]
     args: Any = parser.parse_args([*ours, *options.vllm_arguments])
     validate_parsed_serve_args(args)
     _check_one_process(args)
     if args.served_model_name is None:
         args.served_model_name = [options.model]
-    if config is not None:
-        args.additional_config = {**(args.additional_config or {}), KEY: config.to_json()}
+    args.additional_config = {**(args.additional_config or {}), KEY: None if config is None else config.to_json()}
     return args
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from steerlab.core.errors import InputError
 from steerlab.engines.vllm.config import KEY
 from steerlab.engines.vllm.serving.gateway import FIELD
+from steerlab.engines.vllm.serving.strict_json import read_json
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 _HOLDERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
@@ -19,15 +20,19 @@ class Asked:
     """A request that asks for steering.
 
     Attributes:
-        steering: the field's value.
+        steering: the field's value; None if it is null, which asks for nothing.
         rest: the request without it.
     """
 
     steering: Any
     rest: dict[str, Any]
 
+    def without_steering(self) -> bytes:
+        """The request as vLLM gets it if the field is null."""
+        return json.dumps(self.rest).encode()
+
     def with_ticket(self, ticket: str) -> bytes:
-        """The request as vLLM gets it."""
+        """The request as vLLM gets it, with what stands in for its plan."""
         arguments = {**(self.rest.get("vllm_xargs") or {}), KEY: ticket}
         body = {"request_id": ticket, **self.rest, "vllm_xargs": arguments}
         return json.dumps(body).encode()
@@ -38,6 +43,7 @@ def asked_of(path: str, query: bytes, content_type: str, body: bytes) -> Asked |
 
     Raises:
         InputError: if it does so in a place or a way that cannot be taken up.
+        BodyError: if it is not JSON although it says so.
     """
     if FIELD.encode() in query.lower():
         raise InputError(f"`{FIELD}` is a field of the request's body, not of its address.")
@@ -45,12 +51,10 @@ def asked_of(path: str, query: bytes, content_type: str, body: bytes) -> Asked |
         if any(f'name="{name}"'.encode() in body for name in (FIELD, KEY)):
             raise InputError(_elsewhere(path))
         return None
-    data = _object(body)
-    if data is None:
-        return None
-    asked = _asked(data)
-    if asked is None:
-        return None
+    data = _read(content_type, body)
+    asked = _asked(data) if isinstance(data, dict) else None
+    if asked is None or asked.steering is None:
+        return asked
     if path not in ENDPOINTS:
         raise InputError(_elsewhere(path))
     if data.get("use_beam_search"):
@@ -58,12 +62,14 @@ def asked_of(path: str, query: bytes, content_type: str, body: bytes) -> Asked |
     return asked
 
 
-def _object(body: bytes) -> dict[str, Any] | None:
+def _read(content_type: str, body: bytes) -> Any:
+    """The body; None if there is none, or if its type says that it is not JSON and it is not."""
+    if "json" in content_type and body.strip():
+        return read_json(body, "The request's body")
     try:
-        data = json.loads(body)
+        return json.loads(body)
     except (ValueError, RecursionError):
         return None  # vLLM reads it with the same reader, and refuses it
-    return data if isinstance(data, dict) else None
 
 
 def _asked(data: dict[str, Any]) -> Asked | None:
@@ -71,12 +77,15 @@ def _asked(data: dict[str, Any]) -> Asked | None:
     _check_holders(data)
     arguments = data.get("vllm_xargs")
     flat: dict[str, Any] = arguments if isinstance(arguments, dict) and FIELD in arguments else {}
-    if FIELD in data and flat:
+    if data.get(FIELD) is not None and flat.get(FIELD) is not None:
         raise InputError(f"The request has both `{FIELD}` and `vllm_xargs.{FIELD}`; send one.")
     if flat:
-        return Asked(_from_text(flat[FIELD]), {**data, "vllm_xargs": _without_field(flat)})
+        given = data.get(FIELD) if flat[FIELD] is None else _from_text(flat[FIELD])
+        return Asked(given, {**_without_field(data), "vllm_xargs": _without_field(flat)})
     if FIELD not in data:
         return None
+    if data[FIELD] is None:
+        return Asked(None, _without_field(data))
     if not isinstance(arguments, dict | None):
         raise InputError(f"vllm_xargs is an object, got {arguments!r:.60}.")
     return Asked(data[FIELD], _without_field(data))
@@ -101,7 +110,7 @@ def _check_holders(data: dict[str, Any]) -> None:
             continue
         if KEY in held:
             raise InputError(f"`{name}.{KEY}` is not for clients; send `{FIELD}`.")
-        if FIELD in held and name != "vllm_xargs":
+        if held.get(FIELD) is not None and name != "vllm_xargs":
             raise InputError(
                 f"`{FIELD}` is a field of the request itself, not of `{name}`; the openai client puts there what it is "
                 "given as extra_body."
@@ -112,10 +121,7 @@ def _check_holders(data: dict[str, Any]) -> None:
 def _from_text(value: Any) -> Any:
     if not isinstance(value, str):
         raise InputError(f"vllm_xargs.{FIELD} is JSON as a string, got {value!r:.60}.")
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"vllm_xargs.{FIELD} is not JSON: {error}.") from error
+    return read_json(value, f"vllm_xargs.{FIELD}")
 
 
 def _elsewhere(path: str) -> str:

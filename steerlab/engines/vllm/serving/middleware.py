@@ -7,6 +7,7 @@ from steerlab.core.errors import InputError, SteerlabError
 from steerlab.engines.vllm.serving.answers import error_answer, send_json
 from steerlab.engines.vllm.serving.fields import ENDPOINTS, Asked, asked_of
 from steerlab.engines.vllm.serving.gateway import FIELD, Gateway
+from steerlab.engines.vllm.serving.strict_json import BodyError
 from steerlab.engines.vllm.serving.tickets import Ticket
 
 REFUSED = 1008
@@ -41,14 +42,17 @@ class SteeringMiddleware:
         try:
             kind = headers.get(b"content-type", b"").decode("latin-1").lower()
             asked = asked_of(path, scope["query_string"], kind, body)
-            ticket = None if asked is None else self._ticket(asked, headers)
+            ticket = None if asked is None or asked.steering is None else self._ticket(asked, headers)
         except SteerlabError as error:
-            await send_json(send, 400, error_answer(str(error), 400))
+            field = None if isinstance(error, BodyError) else FIELD
+            await send_json(send, 400, error_answer(str(error), 400, field))
             return
-        if asked is None or ticket is None:
+        if asked is None:
             await self._app(scope, _replay(messages, receive), send)
-            return
-        await self._steered(scope, asked.with_ticket(ticket.id), receive, send, ticket)
+        elif ticket is None:
+            await self._app(*_with_body(scope, asked.without_steering(), receive), send)
+        else:
+            await self._steered(*_with_body(scope, asked.with_ticket(ticket.id), receive), send, ticket)
 
     def _ticket(self, asked: Asked, headers: dict[bytes, bytes]) -> Ticket:
         maker = self._gateway.maker
@@ -61,12 +65,9 @@ class SteeringMiddleware:
         name = header or asked.rest.get("request_id")
         return self._gateway.issue(maker.make(asked.steering), name if isinstance(name, str) and name else None)
 
-    async def _steered(self, scope: Any, body: bytes, receive: Any, send: Any, ticket: Ticket) -> None:
-        headers = [pair for pair in scope["headers"] if pair[0] not in (b"content-length", b"transfer-encoding")]
-        scope = {**scope, "headers": [*headers, (b"content-length", str(len(body)).encode())]}
-        message = {"type": "http.request", "body": body, "more_body": False}
+    async def _steered(self, scope: Any, receive: Any, send: Any, ticket: Ticket) -> None:
         try:
-            await self._app(scope, _replay([message], receive), _Answer(send, ticket).send)
+            await self._app(scope, receive, _Answer(send, ticket).send)
         finally:
             self._gateway.retire(ticket)
 
@@ -122,6 +123,14 @@ async def _read(receive: Any) -> list[dict[str, Any]]:
     while messages[-1].get("more_body", False):
         messages.append(await receive())
     return messages
+
+
+def _with_body(scope: Any, body: bytes, receive: Any) -> tuple[Any, Any]:
+    """The connection with another body."""
+    headers = [pair for pair in scope["headers"] if pair[0] not in (b"content-length", b"transfer-encoding")]
+    message = {"type": "http.request", "body": body, "more_body": False}
+    length = (b"content-length", str(len(body)).encode())
+    return {**scope, "headers": [*headers, length]}, _replay([message], receive)
 
 
 def _replay(messages: list[dict[str, Any]], receive: Any) -> Any:

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from steerlab.core.errors import InputError
 
@@ -12,9 +12,16 @@ MAX_EDITS = 256
 
 
 class _Section(BaseModel):
-    """Known keys only; numbers are finite."""
+    """Known keys only; numbers are finite; a key that is null is absent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
 
 
 class EditJson(_Section):
@@ -82,7 +89,7 @@ def parse_steering(given: Any) -> SteeringJson:
 def _check_strengths(edit: EditJson, key: str) -> None:
     takes = _STRENGTHS[edit.operator]
     others = {"dose", "coef", "lo", "hi", "unit"} - takes
-    extra = sorted(name for name in others & edit.model_fields_set if getattr(edit, name) is not None)
+    extra = sorted(others & edit.model_fields_set)
     if extra:
         known = f"takes {', '.join(sorted(takes))}" if takes else "takes no strength"
         raise InputError(f"{key}.{extra[0]}: {edit.operator} {known}.")

@@ -1,25 +1,26 @@
 """Starts vLLM's OpenAI-compatible server with steering in it, and runs it until it is told to stop."""
 
-import logging
 import signal
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 from steerlab.core.hook_points import resolve_layers
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.info import describe, read_config, read_tokenizer
+from steerlab.engines.vllm.log_file import Log, log_of
 from steerlab.engines.vllm.plugin import register
+from steerlab.engines.vllm.processes import GRACE, be_patient
 from steerlab.engines.vllm.serving.answers import InfoEndpoints
-from steerlab.engines.vllm.serving.arguments import ServeOptions, vllm_namespace
+from steerlab.engines.vllm.serving.arguments import ServeOptions, stated_names, vllm_namespace
 from steerlab.engines.vllm.serving.gateway import Gateway
 from steerlab.engines.vllm.serving.middleware import SteeringMiddleware
 from steerlab.engines.vllm.serving.plans import PlanMaker
 from steerlab.engines.vllm.serving.registry import VectorRegistry
 from steerlab.engines.vllm.serving.startup import check_server
+from steerlab.engines.vllm.serving.validation import refuse
 from steerlab.engines.vllm.versions import require_vllm
 from steerlab.models import resolve
-
-_logger = logging.getLogger("vllm.steerlab")
 
 
 def serve(options: ServeOptions) -> None:
@@ -32,6 +33,7 @@ def serve(options: ServeOptions) -> None:
         BackendMissingError: without vLLM, or with a version that is not supported.
         ModelNotFoundError: if there is no such model.
         InputError, HookPointError, VectorFileError: for what cannot be served as asked.
+        EngineError: if vLLM does not start, or dies; the message names its log.
     """
     require_vllm()
     registry = VectorRegistry.read(options.vectors)
@@ -41,14 +43,15 @@ def serve(options: ServeOptions) -> None:
     if options.layers is not None:
         wired = resolve_layers(options.layers, int(hf_config.get_text_config().num_hidden_layers))
         config = SteeringConfig(tuple(wired), options.max_directions, options.max_runs, capture_tokens=0, score_bytes=0)
-    register()
-    import uvloop
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-    from vllm.logger import configure_logging_from_args
+    log = log_of(stated_names(options.vllm_arguments))
+    be_patient()
+    with log.collecting():
+        register()
+        import uvloop
+        from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+        from vllm.logger import configure_logging_from_args
 
-    cli_env_setup()
     args = vllm_namespace(options, found, config)
-    configure_logging_from_args(args)
 
     def gateway(engine: Any) -> Gateway:
         if config is None:
@@ -57,10 +60,14 @@ def serve(options: ServeOptions) -> None:
         info = describe(found, hf_config, engine.model_config)
         return Gateway(engine, PlanMaker(registry, config, info), tokenizer)
 
-    uvloop.run(_run(args, gateway))
+    with log.starting():
+        cli_env_setup()
+        configure_logging_from_args(args)
+        uvloop.run(_run(args, gateway, log))
+    log.keep()
 
 
-async def _run(args: Namespace, make_gateway: Any) -> None:
+async def _run(args: Namespace, make_gateway: Any, log: Log) -> None:
     """As vLLM's `run_server`, with the gateway between engine and application."""
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
     from vllm.entrypoints.launchers.launcher import setup_server
@@ -71,17 +78,20 @@ async def _run(args: Namespace, make_gateway: Any) -> None:
     address, sock = setup_server(args, reuse_port=False)
     try:
         async with build_async_engine_client(args) as engine:
+            engine.shutdown = _patient(engine.shutdown)
             gateway = make_gateway(engine)
             if gateway.maker is not None:
                 await check_server(gateway, engine)
-                _announce(gateway.maker)
-            ended = await _serve_http(args, engine, gateway, address, sock)
+                _announce(gateway.maker, log)
+            dtype = str(engine.model_config.dtype).removeprefix("torch.")
+            served = f"{', '.join(args.served_model_name)} in {dtype} is served on {address}"
+            ended = await _serve_http(args, engine, gateway, sock, lambda: log.say(served))
         await ended
     finally:
         sock.close()
 
 
-async def _serve_http(args: Any, engine: Any, gateway: Gateway, address: str, sock: Any) -> Any:
+async def _serve_http(args: Any, engine: Any, gateway: Gateway, sock: Any, announce: Callable[[], None]) -> Any:
     """As vLLM's `build_and_serve`; our layers come after its authentication."""
     from vllm import envs
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -95,7 +105,7 @@ async def _serve_http(args: Any, engine: Any, gateway: Gateway, address: str, so
     await init_app_state(engine, app.state, args, tasks)
     log_config = get_uvicorn_log_config(args)
     logging_arguments: dict[str, Any] = {} if log_config is None else {"log_config": log_config}
-    _logger.info("Serving on %s", address)
+    announce()
     return await serve_http(
         app,
         sock=sock,
@@ -116,12 +126,23 @@ async def _serve_http(args: Any, engine: Any, gateway: Gateway, address: str, so
     )
 
 
+def _patient(shutdown: Callable[..., None]) -> Callable[..., None]:
+    """The engine's `shutdown`, which counts its time from the start: what requests take, its processes would lack."""
+
+    def patient(timeout: float | None = None) -> None:
+        shutdown(timeout=GRACE + (timeout or 0.0))
+
+    return patient
+
+
 def _put_layers(app: Any, gateway: Gateway, allows: Any) -> None:
     """Puts our layers innermost; vLLM has built the stack already, so it is built anew."""
+    from fastapi.exceptions import RequestValidationError
     from starlette.middleware import Middleware
 
     app.user_middleware.append(Middleware(InfoEndpoints, gateway=gateway, allows=allows))
     app.user_middleware.append(Middleware(SteeringMiddleware, gateway=gateway))
+    app.add_exception_handler(RequestValidationError, refuse)
     app.middleware_stack = app.build_middleware_stack()
 
 
@@ -142,13 +163,14 @@ async def _nothing(scope: Any, receive: Any, send: Any) -> None:
     """What the guard would call; it is only asked."""
 
 
-def _announce(maker: PlanMaker) -> None:
+def _announce(maker: PlanMaker, log: Log) -> None:
     offered = maker.registry.listing(maker.config, maker.info)
     for entry in offered:
         if entry["unusable_because"]:
-            _logger.warning("Vector %s cannot be used here: %s", entry["name"], entry["unusable_because"])
+            log.say(f"warning: vector {entry['name']} cannot be used here: {entry['unusable_because']}")
     usable = sum(entry["unusable_because"] is None for entry in offered)
-    _logger.info("Steering at layers %s along %d of %d vectors", list(maker.config.layers), usable, len(offered))
+    layers = ", ".join(str(layer) for layer in maker.config.layers)
+    log.say(f"requests can steer at layers {layers} along {usable} of {len(offered)} vectors")
 
 
 def _interrupt(*_: Any) -> None:
