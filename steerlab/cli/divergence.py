@@ -47,8 +47,8 @@ def divergence(
     text: TextOption = None,
     dataset: DatasetOption = None,
     dataset_config: ConfigOption = None,
-    split: SplitOption = "test",
-    column: ColumnOption = "text",
+    split: SplitOption = None,
+    column: ColumnOption = None,
     model: ModelOption = DEFAULT_MODEL,
     against: Annotated[
         str | None,

@@ -40,8 +40,8 @@ def perplexity(
     text: TextOption = None,
     dataset: DatasetOption = None,
     dataset_config: ConfigOption = None,
-    split: SplitOption = "test",
-    column: ColumnOption = "text",
+    split: SplitOption = None,
+    column: ColumnOption = None,
     model: ModelOption = DEFAULT_MODEL,
     engine: Annotated[Backend, typer.Option(help="What runs the model.")] = Backend.LENS,
     dtype: Annotated[

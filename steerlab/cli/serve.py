@@ -29,7 +29,7 @@ def serve(
     max_directions: Annotated[int, typer.Option(help="Edits that one request may have at one layer.")] = 4,
     max_runs: Annotated[int, typer.Option(help="Separate runs of positions that one edit may act on.")] = 8,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     dtype: Annotated[
         str,
         typer.Option(

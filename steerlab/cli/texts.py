@@ -33,8 +33,15 @@ ConfigOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The data set's configuration, e.g. wikitext-2-raw-v1.", show_default=False),
 ]
-SplitOption = Annotated[str, typer.Option(help="The data set's split.")]
-ColumnOption = Annotated[str, typer.Option(help="The data set's column that holds the text.")]
+SplitOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The data set's split; test by default.", show_default=False)
+]
+ColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The data set's column that holds the text; text by default.", show_default=False
+    ),
+]
 ContextOption = Annotated[
     int | None, typer.Option(help="Tokens per window; the model's context by default.", show_default=False)
 ]
@@ -44,7 +51,12 @@ StrideOption = Annotated[
 
 
 def chosen_text(
-    file: Path | None, text: str | None, dataset: str | None, config: str | None, split: str, column: str
+    file: Path | None,
+    text: str | None,
+    dataset: str | None,
+    config: str | None,
+    split: str | None,
+    column: str | None,
 ) -> Any:
     """The one text that was named: a string, a path, or an iterator over a data set's rows, a blank line between them.
 
@@ -54,8 +66,9 @@ def chosen_text(
     """
     if sum(given is not None for given in (file, text, dataset)) != 1:
         raise sl.InputError("Say which text: either --file or --text or --dataset.")
-    if config is not None and dataset is None:
-        raise sl.InputError("--dataset-config needs --dataset, the data set that it belongs to.")
+    for name, given in (("--dataset-config", config), ("--split", split), ("--column", column)):
+        if given is not None and dataset is None:
+            raise sl.InputError(f"{name} needs --dataset, the data set that it belongs to.")
     if file is not None:
         _check_readable(file)
         return file
@@ -63,7 +76,7 @@ def chosen_text(
         return text
     from steerlab.sequences.datasets import load_texts
 
-    return separated(load_texts(dataset, split, config=config, column=column))
+    return separated(load_texts(dataset, split or "test", config=config, column=column or "text"))
 
 
 def _check_readable(path: Path) -> None:

@@ -113,6 +113,7 @@ def test_place_that_cannot_be_written_is_refused_first(steerlab, tmp_path, out, 
         (("generate", "--prompt", "a", "--max-tokens", "3"), "--max-tokens"),
         (("generate",), "--prompt"),
         (("steer",), "steer"),
+        (("serve", "smollm2-135m", "--port", "99999"), "--port"),
     ],
 )
 def test_usage_errors_exit_with_2(steerlab, arguments, wanted):

@@ -79,6 +79,8 @@ def test_without_the_library(steerlab, monkeypatch):
     [
         (("--text", "a b", "--dataset", "x"), "either --file or --text or --dataset"),
         (("--text", "a b", "--dataset-config", "x"), "--dataset-config needs --dataset"),
+        (("--text", "a b", "--split", "test"), "--split needs --dataset"),
+        (("--text", "a b", "--column", "text"), "--column needs --dataset"),
         (("--text", "a b", "--quantization", "fp8"), "need --engine vllm"),
         (("--text", "a b", "--tensor-parallel-size", "2"), "need --engine vllm"),
         (("--text", "a b", "--distributions", "a.txt"), "is a file; name a folder"),

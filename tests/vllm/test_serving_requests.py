@@ -19,7 +19,7 @@ from steerlab.core.errors import InputError, PlanError, VectorFileError
 from steerlab.engines.vllm.compiled_plan import compile_plan
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.packets import pack, unpack
-from steerlab.engines.vllm.serving.arguments import ServeOptions
+from steerlab.engines.vllm.serving.arguments import ServeOptions, stated_names, vllm_namespace
 from steerlab.engines.vllm.serving.fields import asked_of
 from steerlab.engines.vllm.serving.gateway import Gateway
 from steerlab.engines.vllm.serving.middleware import SteeringMiddleware
@@ -30,6 +30,7 @@ from steerlab.engines.vllm.serving.strict_json import read_json
 from steerlab.engines.vllm.serving.tickets import ReceiptBook, Ticket
 from steerlab.engines.vllm.serving.validation import explain
 from steerlab.engines.vllm.serving.workers import HeldPlans, Settler, Workers
+from steerlab.models import resolve
 
 INFO = ModelInfo("tiny", None, "0123", "none", 4, 128, 384, 512, "float32")
 CONFIG = SteeringConfig((1, 2), max_directions=2)
@@ -100,6 +101,26 @@ def test_layers_and_vectors_come_together(tmp_path):
         ServeOptions("tiny", layers=[1])
     with pytest.raises(InputError, match="--vectors needs --layers"):
         ServeOptions("tiny", vectors=(tmp_path,))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_options_of_vllm_go_through_once(tiny_path):
+    def made(*arguments, config=None, **options):
+        return vllm_namespace(ServeOptions(str(tiny_path), vllm_arguments=arguments, **options), found, config)
+
+    found = resolve(tiny_path)
+    assert (made().dtype, made(dtype="float32").dtype, made("--dtype=float32").dtype) == ("auto", "float32", "float32")
+    assert (made().shutdown_timeout, made("--shutdown-timeout", "3").shutdown_timeout) == (10, 3)
+    assert made().additional_config == {"steerlab": None}  # started by steerlab, not to steer
+    assert made(config=CONFIG).additional_config == {"steerlab": CONFIG.to_json()}
+    with pytest.raises(InputError, match="'stray' is none"):
+        made("stray")
+    assert stated_names(["--log-level", "INFO", "--logging-config.formatter=json", "--dtype=x"]) == [
+        "log_level",
+        "logging_config",
+        "dtype",
+    ]
 
 
 # --- plans --------------------------------------------------------------------------------------------------------

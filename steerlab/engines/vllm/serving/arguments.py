@@ -70,6 +70,8 @@ def vllm_namespace(options: ServeOptions, found: ResolvedModel, config: Steering
     for name, value in (("dtype", options.dtype), ("shutdown_timeout", str(SHUTDOWN_TIMEOUT))):
         ours += [] if name in stated else [f"--{name.replace('_', '-')}", value]
     args: Any = parser.parse_args([*ours, *options.vllm_arguments])
+    if args.model_tag is not None:
+        raise InputError(f"Only options of `vllm serve` go after the `--`; {args.model_tag!r} is none.")
     validate_parsed_serve_args(args)
     _check_one_process(args)
     if args.served_model_name is None:
