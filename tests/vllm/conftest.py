@@ -1,13 +1,19 @@
 import importlib.util
+import json
+import math
+import shutil
 from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import steerlab as sl
 from tests.tiny_models import build_tiny_llama
 
 WIDTH = 128
+NAN_TOKEN, INF_TOKEN = 384, 385
+"""Tokens that only `overflowing_path` has."""
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
@@ -51,6 +57,22 @@ def tiny_path(tmp_path_factory):
     """A tiny Llama with the smallest heads that vLLM's CPU attention takes."""
     directory = tmp_path_factory.mktemp("vllm") / "llama"
     return build_tiny_llama(directory, context=512, hidden_size=WIDTH, intermediate_size=256)
+
+
+@pytest.fixture(scope="session")
+def overflowing_path(tiny_path, tmp_path_factory):
+    """The tiny Llama with two more tokens, whose embeddings are NaN and infinite: plain prompts can overflow too."""
+    directory = tmp_path_factory.mktemp("vllm") / "overflowing"
+    shutil.copytree(tiny_path, directory)
+    weights = load_file(directory / "model.safetensors")
+    for name, rows in {"model.embed_tokens.weight": [math.nan, math.inf], "lm_head.weight": [0.0, 0.0]}.items():
+        more = torch.tensor(rows)[:, None].expand(-1, WIDTH)
+        weights[name] = torch.cat([weights[name], more]).contiguous()
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    assert config["vocab_size"] == NAN_TOKEN
+    (directory / "config.json").write_text(json.dumps({**config, "vocab_size": NAN_TOKEN + 2}))
+    return directory
 
 
 @pytest.fixture(scope="session")

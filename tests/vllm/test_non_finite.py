@@ -1,6 +1,6 @@
 """Rows whose activations overflow: they end with an error, and nobody else's answer changes.
 
-One token of the model has an embedding of NaN and another one of infinity, so plain prompts can be poisoned too.
+One token of the model has an embedding of NaN and another one of infinity, so plain prompts overflow too.
 """
 
 import math
@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import steerlab as sl
 from steerlab.measures.quantities import PolicyEntropy
 from steerlab.steering import plan as plan_module
-from tests.tiny_models import build_tiny_llama
+from tests.vllm.conftest import INF_TOKEN as INF
+from tests.vllm.conftest import NAN_TOKEN as NAN
 
 pytestmark = [
     pytest.mark.vllm,
@@ -23,26 +23,14 @@ pytestmark = [
 
 GREEDY = sl.SamplingPolicy.greedy()
 BLOCK = 32
-NAN, INF = 382, 383
 PROMPTS = [[5 + (7 * i + k) % 300 for i in range(length)] for k, length in enumerate([3, 9, 31, 33, 70, 131])]
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    directory = build_tiny_llama(tmp_path_factory.mktemp("poison") / "llama", context=512, hidden_size=128)
-    weights = load_file(directory / "model.safetensors")
-    weights["model.embed_tokens.weight"][NAN] = math.nan
-    weights["model.embed_tokens.weight"][INF] = math.inf
-    weights["lm_head.weight"][[NAN, INF]] = 0.0
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
-
-
-@pytest.fixture(scope="module")
-def engine(start, path):
+def engine(start, overflowing_path):
     """Few blocks, so that each is soon given to another row; prompts longer than a pass."""
     options = {"num_gpu_blocks_override": 26, "max_num_batched_tokens": 96}
-    with start(path, layers=[1, 2], capture_tokens=256, **options) as engine:
+    with start(overflowing_path, layers=[1, 2], capture_tokens=256, **options) as engine:
         yield engine
 
 
@@ -174,7 +162,7 @@ def test_equal_requests_after_a_failed_one_fail_alike(engine):
 
 def test_strengths_that_overflow_are_refused(engine, vector):
     unseen = deadly(vector, seed=8)  # the engine keeps plans that it has made ready
-    for plan in (unseen, sl.Plan(sl.add(vector(1), coef=1e38)), sl.Plan(sl.add(vector(1), coef=1.0)).scaled(1e30)):
+    for plan in (unseen, sl.Plan(sl.add(vector(1), coef=1e38)), sl.Plan(sl.add(vector(1), dose=1e30))):
         with pytest.raises(sl.PlanError, match="leaves the finite range"):
             engine.generate([PROMPTS[0]], plan=plan, policy=GREEDY, max_new_tokens=4)
     rows = engine.generate([PROMPTS[0]] * 2, plan=[unseen, None], policy=GREEDY, max_new_tokens=4, on_error="return")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import steerlab as sl
+from tests.vllm.conftest import INF_TOKEN, NAN_TOKEN
 
 openai = pytest.importorskip("openai", reason="the openai client comes with vLLM")
 httpx = pytest.importorskip("httpx", reason="httpx comes with the openai client")
@@ -66,6 +67,13 @@ class Server:
 
 
 @pytest.fixture(scope="module")
+def lens(overflowing_path):
+    """The model that is served, on TransformerLens."""
+    with sl.load(overflowing_path, device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
 def vectors(vector, lens):
     """By name: one whose card says what a dose is, two whose cards do not, one at a layer that is not wired."""
     first = vector(1)
@@ -89,12 +97,12 @@ def folder(vectors, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(tiny_path, folder, tmp_path_factory):
+def server(overflowing_path, folder, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "server.txt"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = _start(tiny_path, folder, port, log)
+    process = _start(overflowing_path, folder, port, log)
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_healthy(process, url, log)
@@ -324,6 +332,57 @@ def test_a_client_that_leaves_early_disturbs_nobody(server, reference, vectors):
         stream.close()
     assert server.complete(SHORT, edits(NORTH)) == reference(SHORT, sl.Plan(sl.add(vectors["north"], coef=3.0)))
     assert server.complete(SHORT) == reference(SHORT)
+
+
+# --- overflow -----------------------------------------------------------------------------------------------------
+
+
+def test_500_requests_of_which_one_in_ten_overflows(server, reference, vectors):
+    """Plain or steered, streamed or not: those that overflow get an error, all others the answer of a fresh engine."""
+    kinds = [(None, None), (edits(NORTH), sl.Plan(sl.add(vectors["north"], coef=3.0)))]
+    kinds.append((edits({**NORTH, "where": "all"}), sl.Plan(sl.add(vectors["north"], coef=3.0, where=sl.where.all()))))
+    prompts = [SHORT, SHORT[:3], LONG, LONG[:40]]
+    expected = {(p, k): reference(prompts[p], kinds[k][1]) for p in range(4) for k in range(3)}
+
+    def ask(index):
+        p, k = index % 4, index // 4 % 3
+        prompt, steering = prompts[p], kinds[k][0]
+        if index % 10 != 3:
+            return server.complete(prompt, steering) == expected[p, k]
+        token = NAN_TOKEN if index % 20 == 3 else INF_TOKEN
+        wrong = [*prompt[: index % len(prompt)], token, *prompt[index % len(prompt) :]]
+        with pytest.raises(openai.APIError) as caught:
+            _answered(server, wrong, steering, stream=index % 30 == 13)
+        return steering is None or "NaN or infinite" in str(caught.value)
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(500)))
+    assert [index for index, is_right in enumerate(answers) if not is_right] == []
+
+
+def _answered(server, prompt, steering, *, stream):
+    return (
+        _joined(server.complete(prompt, steering, stream=True, raw=True))
+        if stream
+        else server.complete(prompt, steering)
+    )
+
+
+def test_a_strength_that_overflows_is_refused(server, reference):
+    for strength in ({"coef": 1e38}, {"dose": 1e37}, {"coef": 1.0, "scale": 1e30}):
+        answer = server.post("/v1/completions", {"prompt": SHORT, "steering": edits({"vector": "north", **strength})})
+        assert answer.status_code == 400
+        assert "leaves the finite range" in answer.json()["error"]["message"]
+    assert server.complete(SHORT) == reference(SHORT)
+
+
+def test_the_receipt_of_a_request_that_overflowed_is_json(server):
+    name = {"X-Request-Id": "overflowed"}
+    with pytest.raises(openai.BadRequestError, match="NaN or infinite"):
+        server.complete([*SHORT, NAN_TOKEN], edits({**NORTH, "where": "all"}), extra_headers=name)
+    (completion,) = server.get("/steerlab/receipts/overflowed").json()["completions"]
+    (edit,) = completion["edits"]
+    assert (edit["edited"], edit["expected"], edit["mean_relative_change"]) == (len(SHORT) + 1, len(SHORT) + 1, None)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
