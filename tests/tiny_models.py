@@ -1,11 +1,13 @@
 """Tiny random models with real tokenizers, made on the spot and the same every time."""
 
+import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -25,7 +27,7 @@ from transformers import (
     Qwen3Config,
 )
 
-BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+BOS, EOS, PAD, UNK = "<s>", "</s>", "<pad>", "<unk>"
 
 SENTENCES = [
     "The ferry leaves the harbour at seven and comes back before noon.",
@@ -62,6 +64,117 @@ def build_tiny_tokenizer(*, chat: bool, context: int = 256) -> PreTrainedTokeniz
     if chat:
         fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+SPACING_KINDS = ("llama2", "llama2_metaspace", "gemma", "t5", "bytes", "bytes_prefixed", "word_piece")
+
+
+def build_spacing_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that treats the space before a text as a family of models does.
+
+    Args:
+        kind: One of `SPACING_KINDS`. The Llama-2 and Mistral kinds put a space before every text (by their normaliser,
+            or by their pre-tokenizer) and add BOS; T5's and `bytes_prefixed` put one too; `word_piece` forgets spaces.
+    """
+    data = [*SENTENCES, *["The capital of France is Paris yes an yes"] * 9]
+    tokenizer, trainer = _SPACING[kind]()
+    tokenizer.train_from_iterator(data, trainer)
+    if kind in _SENTENCE_PIECE:
+        tokenizer = _without_added_bytes(tokenizer)
+        tokenizer.normalizer, tokenizer.pre_tokenizer = _SENTENCE_PIECE[kind]
+        strip = [] if kind == "gemma" else [decoders.Strip(" ", 1, 0)]
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        tokenizer.decoder = decoders.Sequence(steps)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNK, model_max_length=256
+    )
+
+
+_MARKS = {"special_tokens": [BOS, EOS, PAD, UNK], "show_progress": False}
+_SENTENCE_PIECE = {
+    "llama2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+    "llama2_metaspace": (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+    "gemma": (normalizers.Replace(" ", "▁"), None),
+}
+
+
+def _byte_fallback() -> tuple[Tokenizer, trainers.Trainer]:
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK, byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    fallback = {"special_tokens": [BOS, EOS, PAD, UNK, *(f"<0x{byte:02X}>" for byte in range(256))]}
+    return tokenizer, trainers.BpeTrainer(vocab_size=640, **{**_MARKS, **fallback})
+
+
+def _without_added_bytes(tokenizer: Tokenizer) -> Tokenizer:
+    """The same with the bytes as ordinary tokens: the trainer takes them only as special ones."""
+    spec = json.loads(tokenizer.to_str())
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if not token["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(spec))
+
+
+def _metaspace_unigram() -> tuple[Tokenizer, trainers.Trainer]:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return tokenizer, trainers.UnigramTrainer(vocab_size=200, unk_token=UNK, **_MARKS)
+
+
+def _byte_level(prefixed: bool) -> tuple[Tokenizer, trainers.Trainer]:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefixed)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return tokenizer, trainers.BpeTrainer(vocab_size=450, initial_alphabet=alphabet, **_MARKS)
+
+
+def _word_piece() -> tuple[Tokenizer, trainers.Trainer]:
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    return tokenizer, trainers.WordPieceTrainer(vocab_size=300, **_MARKS)
+
+
+_SPACING: dict[str, Callable[[], tuple[Tokenizer, trainers.Trainer]]] = {
+    **dict.fromkeys(_SENTENCE_PIECE, _byte_fallback),
+    "t5": _metaspace_unigram,
+    "bytes": lambda: _byte_level(False),
+    "bytes_prefixed": lambda: _byte_level(True),
+    "word_piece": _word_piece,
+}
+
+
+def build_chain(directory: Path, tokenizer: PreTrainedTokenizerFast, chain: list[int], **overrides) -> Path:
+    """Save a Llama that goes from each token of a chain to the next, whatever stands before.
+
+    Its layers add nothing, so that the last token's embedding alone decides.
+
+    Args:
+        directory: Where to save it.
+        tokenizer: Its tokenizer.
+        chain: Token ids; the first may be a prompt's last token.
+        **overrides: Other values for the `LlamaConfig`.
+    """
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    config = LlamaConfig(**{"max_position_embeddings": 256, **sizes, **heads, **_token_ids(tokenizer), **overrides})
+
+    def make(config: PretrainedConfig) -> PreTrainedModel:
+        model = LlamaForCausalLM(config)
+        embeddings = torch.randn(config.vocab_size, config.hidden_size)
+        head = 0.05 * torch.randn(config.vocab_size, config.hidden_size)
+        for token, following in itertools.pairwise(chain):
+            head[following] += embeddings[token]
+        with torch.no_grad():
+            model.model.embed_tokens.weight.copy_(embeddings)
+            model.lm_head.weight.copy_(head)
+            for layer in model.model.layers:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+        return model
+
+    return _save(make, config, tokenizer, directory, 0)
 
 
 def build_tiny_llama(directory: Path, *, seed: int = 0, context: int = 256, **overrides) -> Path:

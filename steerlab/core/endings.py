@@ -29,11 +29,6 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
     return found
 
 
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Text of generated ids, special tokens left out, spaces as they are."""
-    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-
 def find_stop(text: str, strings: Sequence[str]) -> int | None:
     """Where the earliest stop string begins, if there is one."""
     found = [place for place in (text.find(string) for string in strings) if place >= 0]

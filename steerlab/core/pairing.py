@@ -1,13 +1,18 @@
 """Prompts with their targets, as the pairs that an engine scores: spelling variants, the EOS step, and bytes."""
 
+import logging
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from steerlab.core.errors import TargetError
-from steerlab.core.text import Boundary, EncodedPair, EncodedPrompt, TargetLike, encode_pair
+from steerlab.core.spelling import Continuation, spelled_bytes
+from steerlab.core.text import Boundary, EncodedPair, EncodedPrompt, TargetLike, common_prefix_length, encode_pair
 
-CONTEXT_TAIL = 8  # tokens before a target that can hold the beginning of its first character, with room to spare
+_LOG = logging.getLogger(__name__)
+_LAST_TOKENS = 8
+_SHOWN = 60
 
 
 def encode_pairs(
@@ -70,29 +75,6 @@ def check_variants(variants: Sequence[str]) -> tuple[str, ...]:
     return tuple(variants)
 
 
-def spelled_bytes(tokenizer: Any, context_ids: Sequence[int], target_ids: Sequence[int]) -> int | None:
-    """UTF-8 bytes of the text that target tokens spell after their context; special tokens spell none.
-
-    A character that begins in the context and ends in the target counts whole; one that the target leaves unfinished
-    does not count. After a merged boundary these are the bytes really scored, the prompt's own last characters
-    included.
-
-    Args:
-        tokenizer: the model's own tokenizer; None gives None.
-        context_ids: the ids before.
-        target_ids: the ids whose text is measured.
-    """
-    if tokenizer is None:
-        return None
-    before = tuple(context_ids[-CONTEXT_TAIL:])
-    return _bytes(tokenizer, before + tuple(target_ids)) - _bytes(tokenizer, before)
-
-
-def _bytes(tokenizer: Any, ids: Sequence[int]) -> int:
-    text = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return len(text.replace("\N{REPLACEMENT CHARACTER}", "").encode("utf-8"))
-
-
 def _pair(
     tokenizer: Any,
     prompt: EncodedPrompt,
@@ -105,8 +87,45 @@ def _pair(
     pair = encode_pair(tokenizer, prompt, _spelling(target, prefix), boundary=boundary, d_vocab=d_vocab)
     if tokenizer is None:
         return pair
-    num_bytes = spelled_bytes(tokenizer, pair.context_ids, pair.target_ids)
+    if isinstance(target, str):
+        _hint_if_glued(tokenizer, prompt, prefix + target)
+    num_bytes = _scored_bytes(tokenizer, prompt, pair, target, prefix)
     return replace(pair, target_ids=pair.target_ids + eos, variant=prefix, num_bytes=num_bytes)
+
+
+def _scored_bytes(tokenizer: Any, prompt: EncodedPrompt, pair: EncodedPair, target: TargetLike, prefix: str) -> int:
+    """UTF-8 bytes of what is scored: a text with the prompt's characters that merged with it, or what ids spell."""
+    if not isinstance(target, str):
+        return spelled_bytes(tokenizer, pair.context_ids, pair.target_ids)
+    cut = common_prefix_length(prompt.token_ids, pair.context_ids)
+    merged = spelled_bytes(tokenizer, prompt.token_ids[:cut], prompt.token_ids[cut:])
+    return merged + len((prefix + target).encode("utf-8"))
+
+
+_hinted = False
+
+
+def _hint_if_glued(tokenizer: Any, prompt: EncodedPrompt, target: str) -> None:
+    """Says, once in a process, that a target goes on with the prompt's last word."""
+    global _hinted
+    if _hinted or not _is_of_word(target[0]):
+        return
+    text = Continuation(tokenizer, ()).text(prompt.token_ids[-_LAST_TOKENS:]) if prompt.text is None else prompt.text
+    if not text or not _is_of_word(text[-1]) or (text[-1].isdigit() and target[0].isdigit()):
+        return
+    _hinted = True
+    read = (text.split()[-1] + target)[:_SHOWN]
+    _LOG.warning(
+        "The target %r follows the prompt's last word without a space, so that the model reads %r. Put the space "
+        "into the target where a new word is meant, or score both with variants=('', ' '). This is said once.",
+        target[:_SHOWN],
+        read,
+    )
+
+
+def _is_of_word(character: str) -> bool:
+    """A cased letter or a digit: scripts without case may be written without spaces."""
+    return unicodedata.category(character) in ("Ll", "Lu", "Nd")
 
 
 def _spelling(target: TargetLike, prefix: str) -> TargetLike:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from steerlab.core.errors import HookPointError, InputError
+from steerlab.core.spelling import token_text
 from steerlab.core.text import EncodedPair
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class Scores(Sequence[Score]):
         frame.attrs["dtype"] = self.dtype
         frame["surprisal_bits"] = -frame.log_prob / math.log(2)
         if tokenizer is not None:
-            spelled = {token: tokenizer.decode([token]) for token in frame.token_id.unique().tolist()}
+            spelled = {token: token_text(tokenizer, token) for token in frame.token_id.unique().tolist()}
             frame.insert(columns.index("log_prob"), "token", frame.token_id.map(spelled))
         return frame
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 from jinja2 import TemplateError
 
 from steerlab.core.errors import PromptError, TargetError
+from steerlab.core.spelling import ids_after, plain_ids
 
 Message: TypeAlias = Mapping[str, str]
 PromptLike: TypeAlias = str | Sequence[Message] | Sequence[int]
@@ -179,7 +180,7 @@ def encode_prompt(tokenizer: Any, prompt: PromptLike, *, chat: bool = False, d_v
         return EncodedPrompt(_text_ids(tokenizer, prompt), prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     text = render_chat(tokenizer, messages)  # pyright: ignore[reportArgumentType]
-    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = plain_ids(tokenizer, text)
     return EncodedPrompt(_one_bos(ids, tokenizer.bos_token_id), text)
 
 
@@ -218,11 +219,12 @@ def encode_pair(
 
     `joint` encodes both texts together, as the model would read them; if the cut between them is not a token boundary,
     the target starts after the longest common token prefix and the result says `merged`. `separate` encodes each
-    alone. Ids, of prompt or target, always mean `separate`.
+    alone; a tokenizer that puts a space before every text puts none before a target that has none. Ids, of prompt or
+    target, always mean `separate`.
 
     Raises:
-        TargetError: if the target gives no token of its own, or nothing is left to condition on and the model has no
-            BOS.
+        TargetError: if the target gives no token of its own, nothing is left to condition on and the model has no
+            BOS, or the tokenizer cannot spell a target that is encoded alone after other tokens.
     """
     if boundary not in ("joint", "separate"):
         raise TargetError(f"boundary is 'joint' or 'separate', got {boundary!r}.")
@@ -230,13 +232,13 @@ def encode_pair(
         ids = _check_ids(_as_list(target), d_vocab, TargetError, "target")
         return EncodedPair(prompt.token_ids, ids, "clean")
     if boundary == "separate" or prompt.text is None:
-        ids = tuple(tokenizer(target, add_special_tokens=False)["input_ids"])
+        ids = ids_after(tokenizer, prompt.token_ids, target)
         return EncodedPair(prompt.token_ids, _nonempty(ids, target), "clean")
     return _joint_pair(tokenizer, prompt, prompt.text, target)
 
 
 def _joint_pair(tokenizer: Any, prompt: EncodedPrompt, text: str, target: str) -> EncodedPair:
-    joint = _one_bos(tuple(tokenizer(text + target, add_special_tokens=False)["input_ids"]), tokenizer.bos_token_id)
+    joint = _one_bos(plain_ids(tokenizer, text + target), tokenizer.bos_token_id)
     bos = prompt.token_ids[:1]
     if joint[:1] != bos and bos == (tokenizer.bos_token_id,):
         joint = bos + joint
@@ -294,7 +296,7 @@ def _decoded_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, lis
 
 
 def _text_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = plain_ids(tokenizer, text)
     bos = tokenizer.bos_token_id
     if adds_bos(tokenizer) or (not ids and bos is not None):
         ids = (bos, *ids)

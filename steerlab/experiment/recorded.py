@@ -9,6 +9,7 @@ import pandas as pd
 
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.spelling import token_text
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.experiment.cells import Cell, join
@@ -43,8 +44,8 @@ def entropy_rows(
 ) -> pd.DataFrame:
     """Entropies and divergences of both arms, with each token as text in the column `token`."""
     frame = entropy_change(session.engine, plan, texts, policy)
-    decode = session.engine.tokenizer.decode
-    frame.insert(3, "token", [decode([int(token)]) for token in frame.token_id])
+    tokenizer = session.engine.tokenizer
+    frame.insert(3, "token", [token_text(tokenizer, int(token)) for token in frame.token_id])
     return frame
 
 

@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from steerlab.core.engine import Engine
 from steerlab.core.errors import BackendMissingError, InputError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.spelling import Continuation
 from steerlab.measures.quantities import PolicyLogQ, TokenLogProb
 from steerlab.steering import where as positions
 from steerlab.steering.operators import add
@@ -283,7 +284,10 @@ class HarnessModel(TemplateLM):
             seed=self.seed,
             stop=[term for term in until if term],
         )
-        texts = [self.tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in made]
+        texts = [
+            Continuation(self.tokenizer, prompt).text(completion.token_ids)
+            for prompt, completion in zip(prompts, made, strict=True)
+        ]
         return [postprocess_generated_text(text, stop=until, think_end_token=None) for text in texts]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from steerlab.core.errors import DataError, PromptError
+from steerlab.core.spelling import plain_ids
 from steerlab.core.text import encode_prompt
 
 PIECE_CHARS = 1 << 20  # texts up to this length are tokenised in one go
@@ -147,11 +148,6 @@ def _pre_tokenizers(spec: Any) -> set[str]:
     if spec["type"] == "Sequence":
         return {name for part in spec["pretokenizers"] for name in _pre_tokenizers(part)}
     return {spec["type"]}
-
-
-def plain_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """The ids of a text without special tokens around it."""
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 _TOO_LONG = (

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from steerlab.core.endings import decode, find_stop
+from steerlab.core.endings import find_stop
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, check_seed
+from steerlab.core.spelling import Continuation
 from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
 from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
 from steerlab.engines.lens.generating import GenerationJob, generation_jobs, ran_tokens
@@ -165,7 +166,8 @@ class Sampler:
             [[row.token_ids for row in group] for group in nested],
             pad_id=pad if isinstance(pad, int) else 0,
             responses_text=[
-                [text_of(self.tokenizer, row.token_ids, drawing.stop) for row in group] for group in nested
+                [text_of(self.tokenizer, prompt, row.token_ids, drawing.stop) for row in group]
+                for prompt, group in zip(ids, nested, strict=True)
             ],
             finish_reasons=[[row.finish_reason for row in group] for group in nested],
             sampler_logqs=[[np.array(row.token_log_qs, dtype=np.float32) for row in group] for group in nested],
@@ -234,9 +236,9 @@ def check_can_sample(parts: Anatomy) -> None:
         )
 
 
-def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> str:
-    """A response's text, special tokens left out, up to the end of its first stop string."""
-    text = decode(tokenizer, ids)
+def text_of(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], stop: Sequence[str]) -> str:
+    """A response's text after its prompt, special tokens left out, up to the end of its first stop string."""
+    text = Continuation(tokenizer, prompt).text(ids)
     start = find_stop(text, stop)
     if start is None:
         return text

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core.errors import PlanError, PromptError
+from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike, TargetLike, encode_pair, encode_prompt, is_prompt, is_target
 from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.plan import Plan
@@ -140,7 +141,7 @@ def _cells(plan: Plan, reached: list[list[bool]], last: int) -> dict[str, tuple[
 def _spelled(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, ...]:
     if tokenizer is None:
         return tuple(map(str, token_ids))
-    return tuple(tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in token_ids)
+    return tuple(token_text(tokenizer, token) for token in token_ids)
 
 
 def _shown(token: str) -> str:

@@ -3,10 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import steerlab as sl
 from steerlab.core.errors import ContextLengthError, DataError, InputError
 from steerlab.sequences import RewardError, SequenceProcessor, importance_weights, register_dataset
+from tests import spacing_cases
 from tests.sequences.test_forcing import flat
 
 PROMPTS = ["The ferry leaves", "Two plus two equals four, and ten minus 3"]
@@ -115,7 +117,7 @@ def test_stop_strings_stay_in_the_text(make_processor):
 def test_the_default_stop_string(make_processor, tokenizer, monkeypatch):
     class Saying(type(tokenizer)):
         def decode(self, ids, **options):
-            return "x" * len(ids) if len(ids) < 3 else "xx</answer>"
+            return "x" * len(ids) if len(ids) < 5 else "xxxx</answer>"  # the prompt is two tokens
 
     told = Saying.from_pretrained(tokenizer.name_or_path)
     processor = SequenceProcessor(make_processor().parts.root, told, config={"generation": {"max_new_tokens": 9}})
@@ -224,3 +226,18 @@ def test_chat_prompts(make_processor, tiny_llama_engine):
     )
     theirs = tiny_llama_engine.generate([messages], max_new_tokens=5, policy=sl.SamplingPolicy())
     assert list(theirs.prompt_token_ids[0]) == by_messages.prompt_ids(0)
+
+
+def test_responses_keep_the_space_of_their_first_token(tmp_path):
+    path = spacing_cases.build(tmp_path / "llama2")
+    with sl.load(path, device="cpu") as engine:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        processor = SequenceProcessor(
+            model, engine.tokenizer, config={"generation": {"max_new_tokens": 3, "temperature": 0.0}}
+        )
+        for arguments in ({}, {"engine": engine}):
+            found = processor.generate_batched([spacing_cases.PROMPT], 1, **arguments)
+            assert found.responses_text == [[" yesan yes"]]
+            found = processor.generate_batched([spacing_cases.PROMPT], 1, stop=" yes", **arguments)
+            assert found.responses_text == [[" yes"]]
+            assert found.finish_reasons == [["stop"]]

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steerlab.core.endings import decode, find_stop
+from steerlab.core.endings import find_stop
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.spelling import Continuation
 from steerlab.engines.lens.rows import left_padded
 from steerlab.measures.log_probs import chosen_log_probs
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs, sample_by_inverse_cdf
@@ -90,6 +91,7 @@ class Decoding:
         self.rows, self.prompts, self.policy, self.rules = rows, prompts, policy, rules
         self.tokenizer, self.with_log_probs = tokenizer, with_log_probs
         self._uniforms = uniforms
+        self._after = [Continuation(tokenizer, prompt) for prompt in prompts] if rules.strings else []
         self._stopped: dict[int, int] = {}
         self._columns: list[tuple[Any, ...]] = []  # per step: rows, tokens, log p, log q
 
@@ -208,7 +210,7 @@ class Decoding:
         for row, token in zip(fresh[0].tolist(), fresh[1].tolist(), strict=True):
             if token >= 0:
                 self._ids[row].append(token)
-        return [decode(self.tokenizer, ids) for ids in self._ids]
+        return [after.text(ids) for after, ids in zip(self._after, self._ids, strict=True)]
 
     def _polls(self, index: int, device: torch.device) -> bool:
         """Whether to look, at this step, which rows have ended; on an accelerator that waits for the device."""

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerlab.core.endings import before_stop, decode, find_stop
+from steerlab.core.endings import before_stop, find_stop
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, row_key, uniforms
+from steerlab.core.spelling import Continuation
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.compiled import CompiledRows, why_not_compiled
@@ -122,11 +123,12 @@ class GenerationTask:
         """Generates one row, yielding its text as it grows; between the pieces no hook is on the model."""
         run, rows, attach = self._prepare([job], assigned, ())
         decoding = self._decoding(rows, [job])
+        after = Continuation(self.tokenizer, job.prompt)
         ids: list[int] = []
         given = 0
         for tokens in _only_while_running(decoding.steps(), attach):
             ids.append(int(tokens[0]))
-            ready = self._ready(decode(self.tokenizer, ids))
+            ready = self._ready(after.text(ids))
             if len(ready) > given:
                 yield ready[given:]
                 given = len(ready)
@@ -138,8 +140,9 @@ class GenerationTask:
     def completion(self, job: GenerationJob) -> Completion:
         """The finished row."""
         output = self.outputs[job.row_index]
+        text = Continuation(self.tokenizer, job.prompt).text(output.token_ids)
         return Completion(
-            text=before_stop(decode(self.tokenizer, output.token_ids), self.rules.strings),
+            text=before_stop(text, self.rules.strings),
             token_ids=output.token_ids,
             finish_reason=output.finish_reason,
             prompt_index=job.prompt_index,

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from steerlab.core.endings import decode
 from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.seeds import check_seed, row_key, uniforms
+from steerlab.core.spelling import decode
 from steerlab.core.text import encode_prompt
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.decoding import Decoding, StopRules

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steerlab.core.endings import before_stop, decode
+from steerlab.core.endings import before_stop
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, row_key
+from steerlab.core.spelling import Continuation
 from steerlab.core.text import EncodedPrompt
 from steerlab.engines.vllm.planning import Planner, Ready
 from steerlab.engines.vllm.requests import Outcome, Request
@@ -116,7 +117,7 @@ class GenerationCall:
         """What vLLM sampled, in our terms."""
         (result,) = outcome.output.outputs
         ids = list(result.token_ids)
-        text = "" if self.tokenizer is None else decode(self.tokenizer, ids)
+        text = "" if self.tokenizer is None else Continuation(self.tokenizer, request.first_ids).text(ids)
         reason = "length"
         if outcome.has_failed:
             reason = "error"

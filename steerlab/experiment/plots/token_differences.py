@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 
 from steerlab.core.errors import DataError
 from steerlab.core.results import Score
+from steerlab.core.spelling import token_text
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import INK, PALE
 from steerlab.experiment.plots.style import COLUMN, new_axes, number, styled
@@ -68,7 +69,7 @@ def token_frame(base: Score, steered: Score, tokenizer: Any) -> pd.DataFrame:
         )
     frame = pd.DataFrame(
         {
-            "token": [tokenizer.decode([token]) for token in base.token_ids],
+            "token": [token_text(tokenizer, token) for token in base.token_ids],
             "base": base.token_log_probs,
             "steered": steered.token_log_probs,
         }
