@@ -15,6 +15,8 @@ PromptLike: TypeAlias = str | Sequence[Message] | Sequence[int]
 TargetLike: TypeAlias = str | Sequence[int]
 Boundary: TypeAlias = Literal["joint", "separate"]
 
+_MARK = "EdgeOfTheMessageToContinue"
+
 
 @dataclass(frozen=True)
 class EncodedPrompt:
@@ -189,7 +191,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
 
     Raises:
         PromptError: if a message lacks `role` or `content`, the tokenizer has no chat template, or the template
-            refuses the conversation (e.g. two user turns in a row).
+            refuses the conversation (e.g. two user turns in a row) or leaves out parts of a message to continue.
     """
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
@@ -200,13 +202,34 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
         raise PromptError("The conversation is empty; pass at least one message.")
     if getattr(tokenizer, "chat_template", None) is None:
         raise PromptError("This model's tokenizer has no chat template; pass plain text, and leave chat=False.")
-    continued = messages[-1]["role"] == "assistant"
+    if messages[-1]["role"] == "assistant":
+        return continued_chat(tokenizer, messages)
+    return _rendered(tokenizer, messages, add_generation_prompt=True)
+
+
+def continued_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """The text of a conversation that ends inside its last message, exactly as that is written.
+
+    A template may trim messages, so the last one is marked at both ends, and put there as it is.
+
+    Raises:
+        PromptError: if the template refuses the conversation, or leaves out parts of the last message.
+    """
+    content = messages[-1]["content"]
+    marked = [*messages[:-1], {**messages[-1], "content": f"{_MARK}{content}{_MARK}"}]
+    parts = _rendered(tokenizer, marked, add_generation_prompt=False).rsplit(_MARK, 2)
+    if len(parts) != 3 or parts[1] != content:
+        raise PromptError(
+            f"The model's chat template leaves out parts of the last message, which is to be continued: "
+            f"{content!r:.80}. End with a user's message, or write the prompt as plain text."
+        )
+    return parts[0] + content
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
     try:
         return tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=not continued,
-            continue_final_message=continued,
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
         )
     except (TemplateError, ValueError) as error:
         raise PromptError(f"The model's chat template refuses this conversation: {error}") from error

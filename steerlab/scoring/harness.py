@@ -25,6 +25,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import BackendMissingError, InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
+from steerlab.core.text import continued_chat
 from steerlab.measures.quantities import PolicyLogQ, TokenLogProb
 from steerlab.steering import where as positions
 from steerlab.steering.operators import add
@@ -169,11 +170,10 @@ class HarnessModel(TemplateLM):
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as the text that the model sees."""
+        if not add_generation_prompt:
+            return continued_chat(self.tokenizer, chat_history)
         return self.tokenizer.apply_chat_template(
-            [dict(message) for message in chat_history],
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
+            [dict(message) for message in chat_history], tokenize=False, add_generation_prompt=True
         )
 
     # --- the three requests ---------------------------------------------------------------------------------------

@@ -140,6 +140,34 @@ def test_a_final_assistant_message_is_continued_on_the_real_model(smollm2, conte
     assert text.endswith(f"<|im_start|>assistant\n{content}")
 
 
+TRIMMING = "{% for m in messages %}<{{ m['role'] }}>\n{{ m['content'] | trim }}</end>\n{% endfor %}"
+DROPPING = "{% for m in messages %}<{{ m['role'] }}>\n{{ m['content'].split('</think>')[-1] }}</end>\n{% endfor %}"
+SILENT = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}\n{% endfor %}"
+
+
+def templated(template):
+    tokenizer = copy.deepcopy(PLAIN)
+    tokenizer.chat_template = template + "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "content", ["1, 2, ", "1, 2", "", " ", "\n", " spaced", "ends in a line\n\n", "<user>\nHi</end>\n"]
+)
+def test_a_message_to_continue_stays_whole_where_the_template_trims(content):
+    tokenizer = templated(TRIMMING)
+    text = render_chat(tokenizer, [USER, {"role": "assistant", "content": content}])
+    assert text == f"<user>\nHi</end>\n<assistant>\n{content}"
+    assert encode([USER, {"role": "assistant", "content": content}], tokenizer).token_ids == ids(text)
+
+
+@pytest.mark.parametrize("template", [DROPPING, SILENT])
+def test_a_template_that_leaves_out_what_is_to_be_continued_is_refused(template):
+    message = {"role": "assistant", "content": "Hm.</think>So"}
+    with pytest.raises(PromptError, match=r"leaves out parts of the last message.*'Hm.</think>So'"):
+        render_chat(templated(template), [USER, message])
+
+
 @pytest.mark.parametrize("messages", [[{"role": "user"}], [{"content": "Hi"}], [USER, {}], [USER, "Hi"]])
 def test_malformed_messages_are_refused(messages):
     with pytest.raises(PromptError, match="'role' and 'content'"):
