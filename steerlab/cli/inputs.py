@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import steerlab as sl
-from steerlab.cli.loading import check_writable, read_text
+from steerlab.cli.loading import check_writable
 from steerlab.cli.spec import ControlsSpec, ExperimentSpec, PairsSpec, TargetsSpec, VectorSpec
+from steerlab.core.files import read_text
 
 LENS_OPTIONS: Final = ("device", "n_devices", "device_map", "revision", "batch_tokens")
 REPORT_SUFFIXES: Final = (".html", ".htm", ".md", ".markdown")
@@ -173,14 +174,18 @@ def _prompts(spec: ExperimentSpec) -> list[str]:
     if spec.generations is None:
         return []
     given = spec.generations.prompts
-    found = [line for line in read_text(given).splitlines() if line.strip()] if isinstance(given, Path) else given
+    found = [line for line in _lines(read_text(given)) if line.strip()] if isinstance(given, Path) else given
     if not found:
         raise sl.PromptError("There are no prompts; give at least one, or leave generations out.")
     return found
 
 
+def _lines(text: str) -> list[str]:
+    return text.replace("\r\n", "\n").split("\n")
+
+
 def _paragraphs(text: str) -> list[str]:
-    found = [part.strip() for part in text.split("\n\n") if part.strip()]
+    found = [part.strip() for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
     if not found:
         raise sl.DataError("The neutral text is empty.")
     return found

@@ -52,19 +52,6 @@ def read_vector(path: Path, layer: int | None) -> "sl.SteeringVector":
     return vectors.by_layer[0]
 
 
-def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise sl.DataError(f"Cannot read {path}: {reason}.") from error
-
-
 def check_writable(path: Path, *, folder: bool = False) -> None:
     """Refuses a place that cannot be written, before any work is spent on it.
 

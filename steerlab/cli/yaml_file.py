@@ -9,8 +9,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 import steerlab as sl
-from steerlab.cli.loading import read_text
 from steerlab.cli.spec import ExperimentSpec, Section
+from steerlab.core.characters import half_character
+from steerlab.core.files import read_text
 
 _Spec = TypeVar("_Spec", bound=BaseModel)
 
@@ -57,8 +58,26 @@ def checked(kind: type[_Spec], data: dict[Any, Any], place: str) -> _Spec:
 # --- YAML ---------------------------------------------------------------------------------------------------------
 
 
+# PyYAML also breaks lines at these; while it reads, codes that no text uses stand for them.
+_BREAKS = {"\x85": "\U000f0085", "\u2028": "\U000f2028", "\u2029": "\U000f2029", "\r": "\U000f000d"}
+_HIDDEN, _SHOWN = str.maketrans(_BREAKS), str.maketrans({code: sign for sign, code in _BREAKS.items()})
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key stands once."""
+    """YAML in which a key stands once, a text holds whole characters, and only line feeds end a line."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if not isinstance(value, str):
+            return value
+        value = value.translate(_SHOWN)
+        if half_character(value) is None:
+            return value
+        try:  # both halves of a character, as JSON writes them
+            return value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as error:
+            problem = f"the text {value!r:.60} holds half a character"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -76,13 +95,19 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     Raises:
         DataError: if it cannot be read, is not YAML, holds something else, or a key twice.
     """
+    text = read_text(path).replace("\r\n", "\n")
     try:
-        data = yaml.load(read_text(path), Loader=_Loader)
+        data = yaml.load(text.translate(_HIDDEN), Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
         raise sl.DataError(f"{path}: {line}{error.problem or 'this is not valid YAML'}.") from error
-    except yaml.YAMLError as error:
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise sl.DataError(f"{path}: line {line}: the character {text[error.position]!r} is not allowed.") from error
+    except RecursionError as error:
+        raise sl.DataError(f"{path} is not valid YAML: it is nested too deeply.") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise sl.DataError(f"{path} is not valid YAML: {error}.") from error
     if not isinstance(data, dict):
         raise sl.DataError(f"{path} must hold keys such as {', '.join(list(ExperimentSpec.model_fields)[:5])}.")

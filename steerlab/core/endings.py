@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from steerlab.core.characters import check_whole
 from steerlab.core.errors import InputError
 
 
@@ -19,13 +20,15 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
     """Stop strings as a tuple.
 
     Raises:
-        InputError: for something that is neither a string nor a list of strings, or for an empty string.
+        InputError: for something that is neither a string nor a list of strings, for an empty string, or for half a
+            character.
     """
     found = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple | set) else None
     if found is None or not all(isinstance(string, str) for string in found):
         raise InputError(f"stop takes a string or a list of strings, got {stop!r:.80}.")
     if not all(found):
         raise InputError("A stop string is empty; it would end every row at once.")
+    check_whole(found, "A stop string", InputError)
     return found
 
 

@@ -10,7 +10,7 @@ HASH_LENGTH = 16
 def content_hash(value: Any) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of a JSON-serialisable value; key order does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_LENGTH]
 
 
 def bytes_hash(data: bytes) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steerlab.core.characters import check_whole
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
 from steerlab.core.records import PlacedRow, field, frame_rows, of_split, prompt_field, read_csv, read_jsonl
@@ -27,7 +28,7 @@ class ContrastPairs:
         groups: a name per pair; pairs made from one template share it, and a split keeps a group together.
 
     Raises:
-        DataError: if the lists differ in length, are empty, or hold something that is no prompt.
+        DataError: if the lists differ in length, are empty, or hold something that is no prompt, or half a character.
 
     Examples:
         >>> pairs = ContrastPairs.from_lists(["I love it."], ["I hate it."])
@@ -57,6 +58,8 @@ class ContrastPairs:
                     )
                 if len(prompt) == 0:
                     raise DataError(f"Pair {index} has an empty side.")
+                check_whole(prompt, f"Pair {index}", DataError)
+        check_whole(self.groups, "The name of a group", DataError)
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -94,10 +97,10 @@ class ContrastPairs:
         group: str | None = None,
         split: str | None = None,
     ) -> "ContrastPairs":
-        """Pairs from a JSON-lines file.
+        """Pairs from a JSON-lines file, or from one JSON array.
 
         Args:
-            path: the file, one JSON object a line.
+            path: the file: one JSON object a line, or an array of objects.
             positive: key of the positive prompt.
             negative: key of the negative prompt.
             group: key of the group name; None makes each pair its own group.

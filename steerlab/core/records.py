@@ -1,38 +1,91 @@
-"""Reading rows from JSON lines, CSV, frames and lists, with file and line or row in every complaint."""
+"""Reading rows from JSON (lines or an array), CSV, frames and lists, with file and line or row in every complaint."""
 
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from steerlab.core.characters import check_whole
 from steerlab.core.errors import DataError
+from steerlab.core.files import read_text
 from steerlab.core.text import PromptLike, TargetLike, is_prompt, is_target
 
 # Where a row stands, for complaints (`pairs.csv:3`), and the row.
 PlacedRow: TypeAlias = tuple[str, dict[str, Any]]
 
+_HEAD = 1 << 10  # characters in which a file's first sign stands
+_BLANK = re.compile(r"[ \t\n\r]*")
+_LONE_RETURN = re.compile(r"\r(?!\n)")
+_RETURN = "\U000f000d"  # stands for it while csv reads: a code that no text uses
+
 
 def read_jsonl(path: str | Path) -> Iterator[PlacedRow]:
-    """Yields (`file:line`, row) for every non-blank line.
+    """Yields (`file:line`, row) for every non-blank line, or for every element of one JSON array that the file holds.
 
     Raises:
-        DataError: if the file cannot be read, or a line is not a JSON object.
+        DataError: if the file cannot be read, or a line or element is not a JSON object, or holds half a character.
     """
-    for number, line in enumerate(_text_of(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{place} is not valid JSON: {error.msg} at column {error.colno}.") from error
-        except RecursionError as error:
-            raise DataError(f"{place} is not a row: its JSON is nested too deeply.") from error
+    text = read_text(path)
+    read = _elements if text[:_HEAD].lstrip()[:1] == "[" else _lines
+    for place, row in read(path, text):
         if not isinstance(row, dict):
             raise DataError(f"{place} must be a JSON object, got {type(row).__name__}.")
+        check_whole(row, place, DataError)
         yield place, row
+
+
+def _lines(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            with _reading(path, number, number):
+                row = json.loads(line)
+            yield f"{path}:{number}", row
+
+
+def _elements(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
+    """The elements of the one array that a text holds."""
+    decode, number, at = json.JSONDecoder().raw_decode, 1, 0
+
+    def skip(start: int) -> int:
+        nonlocal number
+        stop = _BLANK.match(text, start).end()  # pyright: ignore[reportOptionalMemberAccess]
+        number += text.count("\n", start, stop)
+        return stop
+
+    at = skip(skip(0) + 1)
+    while text[at : at + 1] != "]":
+        start = number
+        with _reading(path, start, 1):
+            row, end = decode(text, at)
+        number += text.count("\n", at, end)
+        yield f"{path}:{start}", row
+        at = skip(end)
+        if text[at : at + 1] not in (",", "]"):
+            raise DataError(f"{path}:{number} is not valid JSON: a comma or the array's end is missing.")
+        if text[at] == ",":
+            at = skip(at + 1)
+    rest = skip(at + 1)
+    if rest < len(text):
+        raise DataError(f"{path}:{number} stands after the end of the file's JSON array; keep one array a file.")
+
+
+@contextmanager
+def _reading(path: str | Path, line: int, first_line: int) -> Iterator[None]:
+    """Complaints about a row at a line; the text that is parsed begins at `first_line`."""
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{first_line + error.lineno - 1} is not valid JSON: {error.msg} at column {error.colno}."
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{path}:{line} is not a row: its JSON is nested too deeply.") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise DataError(f"{path}:{line} is not a row: {error}.") from error
 
 
 def read_csv(path: str | Path) -> Iterator[PlacedRow]:
@@ -43,7 +96,9 @@ def read_csv(path: str | Path) -> Iterator[PlacedRow]:
     Raises:
         DataError: if the file cannot be read, has no header, or a row has more or fewer cells than it.
     """
-    reader = csv.reader(io.StringIO(_text_of(path), newline=""), strict=True)
+    text = _LONE_RETURN.sub(_RETURN, read_text(path))  # csv ends a row at it
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    reader = csv.reader(io.StringIO(text, newline="\n"), strict=True)
     header = _header(path, _next_cells(path, reader))
     line = reader.line_num + 1
     while (cells := _next_cells(path, reader)) is not None:
@@ -69,7 +124,9 @@ def frame_rows(frame: Any) -> Iterator[PlacedRow]:
         raise DataError(f"The frame has a column name twice: {names}.")
     rows = frame.to_dicts() if hasattr(frame, "to_dicts") else frame.to_dict(orient="records")
     for index, row in enumerate(rows):
-        yield f"row {index}", {str(key): _plain(value) for key, value in row.items()}
+        plain = {str(key): _plain(value) for key, value in row.items()}
+        check_whole(plain, f"row {index}", DataError)
+        yield f"row {index}", plain
 
 
 def placed_records(records: Iterable[Mapping[str, Any]]) -> Iterator[PlacedRow]:
@@ -83,6 +140,7 @@ def placed_records(records: Iterable[Mapping[str, Any]]) -> Iterator[PlacedRow]:
     for index, row in enumerate(records):
         if not isinstance(row, Mapping):
             raise DataError(f"record {index} is a {type(row).__name__}; each record is a dictionary.")
+        check_whole(row, f"record {index}", DataError)
         yield f"record {index}", dict(row)
 
 
@@ -136,20 +194,11 @@ def target_field(row: dict[str, Any], key: str, place: str) -> TargetLike:
     return value
 
 
-def _text_of(path: str | Path) -> str:
-    try:
-        # Bytes first: a text file's newlines would be translated, and those inside a cell belong to it.
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise DataError(f"Cannot read {path}: {error}.") from error
-    except TypeError as error:
-        raise DataError(f"A file's path is a string or a Path, got {path!r:.80}.") from error
-
-
 def _next_cells(path: str | Path, reader: Any) -> list[str] | None:
     line = reader.line_num + 1
     try:
-        return next(reader, None)
+        cells = next(reader, None)
+        return cells and [cell.replace(_RETURN, "\r") for cell in cells]
     except csv.Error as error:
         raise DataError(f"{path}:{line} is not valid CSV: {error}.") from error
 

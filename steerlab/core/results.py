@@ -104,8 +104,9 @@ class Score:
         token_log_probs: log p of each, given all before it, in nats.
         boundary: `clean`, or `merged` if the tokenizer joined prompt and target across the cut.
         variant: the prefix that was put before the target's text to make the string that was scored.
-        num_bytes: UTF-8 bytes of text that the scored ids spell, special tokens none; after a merged boundary the
-            prompt's characters that were scored again count too. None if the engine has no tokenizer.
+        num_bytes: UTF-8 bytes of the target's text, or of what a target of ids spells, special tokens none; after a
+            merged boundary the prompt's characters that were scored again count too. None if the engine has no
+            tokenizer.
     """
 
     prompt_index: int

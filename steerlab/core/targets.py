@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steerlab.core.characters import check_whole
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
 from steerlab.core.records import (
@@ -56,7 +57,7 @@ class Targets:
     """Items to measure an effect on; an item is a prompt.
 
     Raises:
-        DataError: if there is no item, or an item lacks a positive or a negative target.
+        DataError: if there is no item, an item lacks a positive or a negative target, or holds half a character.
 
     Examples:
         >>> targets = Targets.from_records([
@@ -78,6 +79,7 @@ class Targets:
             if not item.positives or not item.negatives:
                 side = "negative (label -1)" if item.positives else "positive (label 1)"
                 raise DataError(f"The prompt {item.prompt!r:.80} has no {side} target; each item needs both sides.")
+            check_whole([item.prompt, item.targets, item.group], "An item", DataError)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -99,7 +101,9 @@ class Targets:
 
     @classmethod
     def from_jsonl(cls, path: str | Path, *, split: str | None = None) -> "Targets":
-        """Items from a JSON-lines file of such rows; `split` keeps rows whose `split` field equals it.
+        """Items from a file of such rows, as JSON lines or as one JSON array.
+
+        `split` keeps rows whose `split` field equals it.
 
         Raises:
             DataError: with file and line, for a bad row, or if no row is left.

@@ -7,8 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 from jinja2 import TemplateError
 
+from steerlab.core.characters import check_whole
 from steerlab.core.errors import PromptError, TargetError
-from steerlab.core.spelling import ids_after, plain_ids
+from steerlab.core.spelling import decode, ids_after, plain_ids
 
 Message: TypeAlias = Mapping[str, str]
 PromptLike: TypeAlias = str | Sequence[Message] | Sequence[int]
@@ -41,7 +42,7 @@ class EncodedPair:
         boundary: `clean` if the context is exactly the prompt's ids; `merged` if the tokenizer joined characters
             across the cut, so that scoring starts at the longest common token prefix.
         variant: the prefix that was put before the target's text.
-        num_bytes: UTF-8 bytes of text that the target's ids spell; None if nothing counted them.
+        num_bytes: UTF-8 bytes of the text that is scored; None if nothing counted them.
     """
 
     context_ids: tuple[int, ...]
@@ -173,11 +174,12 @@ def encode_prompt(tokenizer: Any, prompt: PromptLike, *, chat: bool = False, d_v
     A final assistant message is continued rather than closed. Ids are taken as they are.
 
     Raises:
-        PromptError: for an empty prompt on a tokenizer without BOS, ids outside the vocabulary, messages without
-            `role` and `content`, or a tokenizer without a chat template.
+        PromptError: for an empty prompt on a tokenizer without BOS, half a character, ids outside the vocabulary,
+            messages without `role` and `content`, or a tokenizer without a chat template.
     """
     if not isinstance(prompt, str) and all(_is_id(item) for item in prompt) and len(prompt) > 0:
         return EncodedPrompt(_check_ids(prompt, d_vocab, PromptError, "prompt"), None)  # pyright: ignore[reportArgumentType]
+    check_whole(prompt, "The prompt", PromptError)
     if isinstance(prompt, str) and not chat:
         return EncodedPrompt(_text_ids(tokenizer, prompt), prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -254,6 +256,7 @@ def encode_pair(
     if not isinstance(target, str):
         ids = _check_ids(_as_list(target), d_vocab, TargetError, "target")
         return EncodedPair(prompt.token_ids, ids, "clean")
+    check_whole(target, "The target", TargetError)
     if boundary == "separate" or prompt.text is None:
         ids = ids_after(tokenizer, prompt.token_ids, target)
         return EncodedPair(prompt.token_ids, _nonempty(ids, target), "clean")
@@ -326,6 +329,25 @@ def _text_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     if not ids:
         raise PromptError("The prompt is empty, and this model has no BOS token to start from; pass some text.")
     return _one_bos(ids, bos)
+
+
+def first_token_bytes(tokenizer: Any, text: str, token_id: int) -> int:
+    """UTF-8 bytes of a text that its first token stands for.
+
+    They are none for a BOS that was put before it, and none of a character that the token begins only; a special token
+    stands for its name, or for what the tokenizer does not know.
+
+    Args:
+        tokenizer: the model's own tokenizer.
+        text: the text's beginning.
+        token_id: its first token.
+    """
+    spelled = decode(tokenizer, [token_id])
+    for start in (spelled.rstrip("\N{REPLACEMENT CHARACTER}"), spelled.lstrip(" ")):
+        if spelled and text.startswith(start):
+            return len(start.encode("utf-8"))
+    _, offsets = token_offsets(tokenizer, _text_ids(tokenizer, text), text)
+    return len(text[: offsets[0][1]].encode("utf-8"))
 
 
 def adds_bos(tokenizer: Any) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steerlab.core.errors import RunError
-from steerlab.core.files import write_atomic
+from steerlab.core.files import encoded, write_atomic
 
 MANIFEST_FILE = "manifest.jsonl"
 FOLDERS = ("cells", "inputs", "effects", "frames", "findings", "vectors")
@@ -28,7 +28,7 @@ class RunFolder:
 
     def write(self, relative: str, data: bytes | str) -> Path:
         """Writes a file whole and enters its hash in the manifest."""
-        payload = data.encode("utf-8") if isinstance(data, str) else data
+        payload = encoded(data, relative)
         path = write_atomic(self.path / relative, payload)
         self.enter(relative, payload)
         return path

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from steerlab.core.characters import check_whole
 from steerlab.core.engine import Engine
-from steerlab.core.errors import BackendMissingError, InputError
+from steerlab.core.errors import BackendMissingError, InputError, PromptError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
 from steerlab.core.text import continued_chat
@@ -163,6 +164,7 @@ class HarnessModel(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """A text's ids; special tokens as the tokenizer adds them, but no second BOS."""
+        check_whole(string, "A text", PromptError)
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
             add_special_tokens = False
         options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}

@@ -10,16 +10,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from steerlab.core.errors import DataError, PromptError
+from steerlab.core.errors import PromptError
 from steerlab.core.spelling import plain_ids
 from steerlab.core.text import encode_prompt
 
 PIECE_CHARS = 1 << 20  # texts up to this length are tokenised in one go
 LOOKAHEAD_CHARS = 1 << 12
-_CHUNK = 1 << 18
 _TRIES = 4
 _GROWTH = 4  # how many times longer than asked a piece may get in search of a place to cut
 
@@ -27,21 +25,6 @@ _GROWTH = 4  # how many times longer than asked a piece may get in search of a p
 _LINE_STARTS = re.compile(r"(?<=\n)(?=[A-Za-z0-9])")
 _WORD_ENDS = re.compile(r"(?<=[a-z])(?= [A-Za-z])")
 _SPLITTING_WORDS = {"Metaspace", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "ByteLevel", "Split"}
-
-
-def read_chunks(path: str | Path) -> Iterator[str]:
-    """The text of a file, bit by bit; a byte-order mark is left out and line ends are line feeds.
-
-    Raises:
-        DataError: if it cannot be read, or is not UTF-8.
-    """
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            while chunk := file.read(_CHUNK):
-                yield chunk
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DataError(f"Cannot read {path}: {reason}.") from error
 
 
 def tokenised_pieces(
@@ -85,8 +68,6 @@ def _filled(source: Iterator[str], held: str, length: int) -> tuple[str, bool]:
         chunk = next(source, None)
         if chunk is None:
             return "".join(parts), True
-        if not isinstance(chunk, str):
-            raise PromptError(f"A text in chunks consists of strings, got {type(chunk).__name__}.")
         parts.append(chunk)
         size += len(chunk)
     return "".join(parts), False

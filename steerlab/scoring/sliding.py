@@ -32,7 +32,8 @@ class Perplexity:
     Attributes:
         nll: mean negative log-probability per scored token, in nats.
         num_tokens: tokens scored.
-        num_bytes: UTF-8 bytes of the text that the scored tokens spell; a character split over the first, unscored
+        num_bytes: UTF-8 bytes of the text that the scored tokens stand for: names of special tokens in it count as they
+            are written, special tokens among token ids count none; a character split over the first, unscored
             token and the next counts whole.
         context_length: tokens per window.
         stride: new tokens per window.

@@ -5,17 +5,22 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from steerlab.core.characters import check_whole
 from steerlab.core.engine import Engine
 from steerlab.core.errors import PromptError
+from steerlab.core.files import read_chunks
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
 from steerlab.scoring import pieces
 
 TextLike: TypeAlias = PromptLike | Path | Iterator[str]
 """A text (or its ids), a file of text, or an iterator over a text in chunks."""
+
+
+_HEAD = 1 << 12
 
 
 @dataclass
@@ -26,11 +31,39 @@ class Source:
         pieces: the ids of each piece.
         n_tokens: how many there are, if that is known before the end.
         identity: hash of the text, if it can be known before it is read.
+        text: the text that the pieces are read from; None for token ids and chats.
     """
 
     pieces: Iterator[tuple[int, ...]]
     n_tokens: int | None
     identity: str | None
+    text: "CountedText | None" = None
+
+
+class CountedText:
+    """A text in chunks, and how much of it has been read.
+
+    Attributes:
+        head: its beginning.
+        num_bytes: UTF-8 bytes read so far.
+
+    Args:
+        chunks: the text, cut anywhere.
+    """
+
+    def __init__(self, chunks: Iterable[str]) -> None:
+        self._chunks = iter(chunks)
+        self.head, self.num_bytes = "", 0
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self._chunks:
+            if not isinstance(chunk, str):
+                raise PromptError(f"A text in chunks consists of strings, got {type(chunk).__name__}.")
+            check_whole(chunk, "The text", PromptError)
+            self.head += chunk[: max(0, _HEAD - len(self.head))]
+            self.num_bytes += len(chunk.encode("utf-8"))
+            if chunk:
+                yield chunk
 
 
 def open_source(engine: Engine, text: TextLike) -> Source:
@@ -41,7 +74,7 @@ def open_source(engine: Engine, text: TextLike) -> Source:
         DataError: for a file that cannot be read.
     """
     if isinstance(text, Path):
-        return _streamed(engine, pieces.read_chunks(text), text_hash(pieces.read_chunks(text)))
+        return _streamed(engine, read_chunks(text), text_hash(read_chunks(text)))
     if isinstance(text, Iterator):
         return _streamed(engine, text, None)
     if isinstance(text, str) and not text:
@@ -50,25 +83,30 @@ def open_source(engine: Engine, text: TextLike) -> Source:
     if len(texts) > 1:
         raise PromptError(f"One text is scored at a time, got {len(texts)}; call once per text.")
     ids = encode_prompt(engine.tokenizer, texts[0], d_vocab=engine.info.d_vocab).token_ids
-    return Source(iter([ids]), len(ids), text_hash([text]) if isinstance(text, str) else ids_hash(ids))
+    if not isinstance(text, str):
+        return Source(iter([ids]), len(ids), ids_hash(ids))
+    counted = CountedText([text])
+    list(counted)
+    return Source(iter([ids]), len(ids), text_hash([text]), counted)
 
 
 def count_tokens(engine: Engine, text: Path) -> int:
     """How many tokens a file of text has; nothing of it is kept."""
-    return sum(map(len, _streamed(engine, pieces.read_chunks(text), None).pieces))
+    return sum(map(len, _streamed(engine, read_chunks(text), None).pieces))
 
 
 def _streamed(engine: Engine, chunks: Iterable[str], identity: str | None) -> Source:
-    chunks = (chunk for chunk in chunks if chunk)
-    first = next(chunks, None)
+    text = CountedText(chunks)
+    rest = iter(text)
+    first = next(rest, None)
     if first is None:
         raise PromptError(_EMPTY)
     found = pieces.tokenised_pieces(
-        engine.tokenizer, itertools.chain([first], chunks), d_vocab=engine.info.d_vocab, piece_chars=pieces.PIECE_CHARS
+        engine.tokenizer, itertools.chain([first], rest), d_vocab=engine.info.d_vocab, piece_chars=pieces.PIECE_CHARS
     )
     start = list(itertools.islice(found, 2))
     n_tokens = len(start[0]) if len(start) == 1 else None
-    return Source(itertools.chain(start, found), n_tokens, identity)
+    return Source(itertools.chain(start, found), n_tokens, identity, text)
 
 
 def text_hash(chunks: Iterable[str]) -> str:
@@ -82,12 +120,6 @@ def text_hash(chunks: Iterable[str]) -> str:
 def ids_hash(ids: Sequence[int]) -> str:
     """SHA-256 of token ids."""
     return hashlib.sha256(b"ids" + np.asarray(ids, dtype="<i8").tobytes()).hexdigest()
-
-
-def spelled_bytes(tokenizer: Any, ids: Sequence[int]) -> int:
-    """UTF-8 bytes of the whole characters that these ids spell; special tokens spell none."""
-    spelled = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return len(spelled.replace("\ufffd", "").encode("utf-8"))
 
 
 _EMPTY = "The text is empty; there is nothing to score."

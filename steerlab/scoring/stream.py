@@ -9,8 +9,10 @@ from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import PromptError
+from steerlab.core.spelling import spelled_bytes
+from steerlab.core.text import first_token_bytes
 from steerlab.scoring.journal import TextDigest
-from steerlab.scoring.source import Source, TextLike, open_source, spelled_bytes
+from steerlab.scoring.source import Source, TextLike, open_source
 from steerlab.scoring.windows import (
     Window,
     WindowSizes,
@@ -54,7 +56,7 @@ class TextWindows:
         self.tokenizer = engine.tokenizer
         self.sizes = sizes
         self.source: Source = open_source(engine, text)
-        self.num_bytes = 0
+        self._spelled = self._unscored = 0
         self._digest = TextDigest()
         self._pending: tuple[Window, tuple[int, ...]] | None = None
         self._first_piece = True
@@ -62,6 +64,11 @@ class TextWindows:
         self._start()
         for plan in plans:
             self._check(plan)
+
+    @property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes of the text that the scored tokens stand for; complete once every window has been taken."""
+        return (self._spelled if self.source.text is None else self.source.text.num_bytes) - self._unscored
 
     @property
     def n_scored(self) -> int | None:
@@ -87,17 +94,24 @@ class TextWindows:
         if window.stop + len(self.sizes.prefix) < 2:
             raise PromptError(f"Scoring needs at least two tokens; the text has {window.stop}.")
         if not self.sizes.prefix:
-            self.num_bytes -= spelled_bytes(self.tokenizer, ids[:1])
+            self._unscored = self._bytes_of_first(ids[0])
 
     def _pieces(self) -> Iterator[tuple[int, ...]]:
         for ids in self.source.pieces:
-            self.num_bytes += spelled_bytes(self.tokenizer, ids)
+            if self.source.text is None:
+                self._spelled += spelled_bytes(self.tokenizer, (), ids)
             if self._first_piece and self.sizes.prefix and ids[:1] == self.sizes.prefix:
+                self._unscored = self._bytes_of_first(ids[0])
                 ids = ids[1:]
                 if self.source.n_tokens is not None:
                     self.source.n_tokens -= 1
             self._first_piece = False
             yield ids
+
+    def _bytes_of_first(self, token_id: int) -> int:
+        if self.source.text is None:
+            return spelled_bytes(self.tokenizer, (), [token_id])
+        return first_token_bytes(self.tokenizer, self.source.text.head, token_id)
 
     def _check(self, plan: Any) -> None:
         if plan is None:

@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from typing_extensions import override
 
+from steerlab.core.characters import check_whole
 from steerlab.core.errors import PlanError
 from steerlab.steering.positions import RowPositions
 
@@ -203,6 +204,7 @@ class Span(Marked):
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text:
             raise PlanError(f"span(text) takes a text that is not empty, got {self.text!r}.")
+        check_whole(self.text, "span(text)", PlanError)
         if self.occurrence is not None and (isinstance(self.occurrence, bool) or not isinstance(self.occurrence, int)):
             raise PlanError(
                 f"occurrence is an integer (from 0; negative from the end) or None, got {self.occurrence!r}."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from steerlab.core.characters import check_whole
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import HookPointError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
@@ -65,6 +66,7 @@ class VectorCard:
             raise VectorValueError(f"A card's median_norm is a finite number ≥ 0 or None, got {median!r}.")
         if not isinstance(self.versions, Mapping):
             raise VectorValueError(f"A card's versions map libraries to versions, got {self.versions!r:.80}.")
+        check_whole([self.name, self.method, self.model, self.notes], "A vector's card", VectorValueError)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable dictionary of all entries."""

@@ -1,7 +1,10 @@
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from steerlab.core import files
 from steerlab.core.errors import DataError
 from steerlab.core.records import field, frame_rows, placed_records, read_csv, read_jsonl
 
@@ -86,7 +89,6 @@ def test_csv_cells_keep_their_newlines(tmp_path):
         ("a,b\n1,2,3\n", "rows.jsonl:2 has 3 cells"),
         ('a,b\n1,2\n3,"4', "rows.jsonl:3 is not valid CSV"),
         ('a,b\n1,"2"x\n', "rows.jsonl:2 is not valid CSV"),
-        ("a,b\n1," + "x" * 200_000, "rows.jsonl:2 is not valid CSV"),
         (b"a\n\xff\n", "Cannot read"),
     ],
 )
@@ -145,3 +147,97 @@ def test_what_is_no_path_is_refused(path, read):
 def test_json_nested_too_deeply_is_named_by_its_line(tmp_path):
     with pytest.raises(DataError, match=r"rows\.jsonl:1"):
         list(read_jsonl(write(tmp_path, "[" * 100_000)))
+
+
+# --- lines and encodings ------------------------------------------------------------------------------------------
+
+OTHER_BREAKS = ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"]
+
+
+@pytest.mark.parametrize("sign", OTHER_BREAKS)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_only_line_feeds_end_a_row_of_csv(tmp_path, sign, end):
+    path = write(tmp_path, end.join(["a,b", f"one{sign}two,x", f'"three{sign}four",y', ""]))
+    assert list(read_csv(path)) == [
+        (f"{path}:2", {"a": f"one{sign}two", "b": "x"}),
+        (f"{path}:3", {"a": f"three{sign}four", "b": "y"}),
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_file_is_read_in_the_encoding_it_begins_with(tmp_path, encoding):
+    assert next(read_jsonl(write(tmp_path, '{"a": "東🙂"}\n'.encode(encoding))))[1] == {"a": "東🙂"}
+    assert next(read_csv(write(tmp_path, "a\n東🙂\n".encode(encoding))))[1] == {"a": "東🙂"}
+
+
+@pytest.mark.parametrize("read", [read_jsonl, read_csv, files.read_text, files.read_chunks])
+def test_what_is_no_text_is_named_by_file_and_line(tmp_path, read):
+    with pytest.raises(DataError, match=r"rows\.jsonl: line 2 is not UTF-8 text, the byte 0xe9"):
+        list(read(write(tmp_path, b"1,2\ncaf\xe9,3\n")))
+    with pytest.raises(DataError, match=r"rows\.jsonl: line 2 is not UTF-16"):
+        list(read(write(tmp_path, "1\n2".encode("utf-16") + b"\x00")))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 1 << 18])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_file_in_chunks_is_the_file_with_line_feeds_alone(tmp_path, monkeypatch, chunk, encoding):
+    text = "".join(f"one{sign}" for sign in OTHER_BREAKS) + "é\r\n\r\n東\r\r\n🙂\r"
+    path = write(tmp_path, text.encode(encoding))
+    assert files.read_text(path) == text
+    if chunk >= 4:  # a mark is read whole
+        monkeypatch.setattr(files, "_CHUNK", chunk)
+        assert "".join(files.read_chunks(path)) == text.replace("\r\n", "\n")
+
+
+def test_a_cell_may_be_huge(tmp_path):
+    cell = "x" * 300_000
+    assert [row for _, row in read_csv(write(tmp_path, f"a\n{cell}\n"))] == [{"a": cell}]
+
+
+def test_a_number_of_thousands_of_digits_is_named_by_its_line(tmp_path):
+    with pytest.raises(DataError, match=r"rows\.jsonl:2 is not a row"):
+        list(read_jsonl(write(tmp_path, '{"a": 1}\n{"a": ' + "1" * 5000 + "}\n")))
+
+
+# --- one JSON array -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_rows_of_one_array(tmp_path, indent):
+    rows = [{"a": "x\ny"}, {"a": [1, 2]}, {}]
+    path = write(tmp_path, "\n " + json.dumps(rows, indent=indent) + "\n")
+    lines = [2, 2, 2] if indent is None else [3, 6, 12]
+    assert list(read_jsonl(path)) == [(f"{path}:{line}", row) for line, row in zip(lines, rows, strict=True)]
+    assert list(read_jsonl(write(tmp_path, "[]"))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[\n{"a": 1},\n{"a" 2}\n]', r":3 is not valid JSON.* at column 6"),
+        ('[\n{"a": 1}\n{"a": 2}]', r":3 is not valid JSON: a comma or the array's end is missing"),
+        ('[\n{"a": 1},\n3]', r":3 must be a JSON object, got int"),
+        ('[{"a": 1}', r":1 is not valid JSON"),
+        ('[{"a": 1},\n', r":2 is not valid JSON"),
+        ('[{"a": 1}]\n{"a": 2}', r":2 stands after the end of the file's JSON array"),
+        ('[\n{"a": "cut \\ud83d"}]', r":2 holds half a character"),
+        ("[\n" + "[" * 100_000, r":2 is not a row: its JSON is nested too deeply"),
+    ],
+)
+def test_a_bad_element_is_named_by_its_line(tmp_path, text, reason):
+    with pytest.raises(DataError, match=r"rows\.jsonl" + reason):
+        list(read_jsonl(write(tmp_path, text)))
+
+
+# --- half characters ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [{"a": "cut \ud83d"}, {"a": ["b", {"c": "\ude00"}]}, {"\ud83d": 1}])
+def test_half_a_character_is_named_by_its_place(tmp_path, row):
+    path = write(tmp_path, '{"a": "\\ud83d\\ude00"}\n' + json.dumps(row))
+    with pytest.raises(DataError, match=r"rows\.jsonl:2 holds half a character"):
+        list(read_jsonl(path))
+    with pytest.raises(DataError, match=r"record 1 holds half a character"):
+        list(placed_records([{"a": "🙂"}, row]))
+    with pytest.raises(DataError, match=r"row 0 holds half a character"):
+        list(frame_rows(pd.DataFrame({"a": [["cut \ud83d"]]})))

@@ -7,10 +7,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from steerlab.core.errors import DataError, PromptError
+from steerlab.core.files import read_chunks
 from steerlab.core.shipped import neutral_text, reference_text
 from steerlab.core.text import encode_prompt
 from steerlab.scoring import pieces
-from steerlab.scoring.pieces import check_local, read_chunks, safe_cut, tokenised_pieces
+from steerlab.scoring.pieces import check_local, safe_cut, tokenised_pieces
 from tests.tiny_models import SENTENCES, build_tiny_tokenizer
 
 CORPUS = [*SENTENCES, reference_text(), "aaaa bbbb\nabab\n\nAB ab  ab\n", "1 2 345\n6789\n"]
@@ -170,8 +171,8 @@ def test_files_are_read_as_text(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo \xe6\x9d\xb1\n")
     assert "".join(read_chunks(path)) == "one\ntwo 東\n"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="not UTF-8"):
+    path.write_bytes(b"one\ntwo \xe9\n")
+    with pytest.raises(DataError, match="line 2 is not UTF-8 text, the byte 0xe9"):
         list(read_chunks(path))
     with pytest.raises(DataError, match="No such file"):
         list(read_chunks(tmp_path / "b.txt"))

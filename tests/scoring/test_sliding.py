@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 import steerlab as sl
 from steerlab.core.errors import InputError, PlanError, PromptError
 from steerlab.scoring import Perplexity, text_nlls
-from tests.tiny_models import SENTENCES
+from tests.tiny_models import SENTENCES, build_chain, build_spacing_tokenizer
 
 TEXT = " ".join(SENTENCES)
 
@@ -81,6 +81,54 @@ def test_a_first_character_split_over_tokens_counts_whole(tiny_llama_engine, tex
     tokens = tiny_llama_engine.tokenizer(text)["input_ids"]
     assert tiny_llama_engine.tokenizer.decode(tokens[:1]) == "\ufffd"
     assert sl.perplexity(tiny_llama_engine, text).num_bytes == len(text.encode())
+
+
+def special(path, kind="bytes"):
+    """An engine whose tokenizer has `<unk>` and `<s>` as special tokens."""
+    tokenizer = build_spacing_tokenizer(kind)
+    return build_chain(path / kind, tokenizer, [5, 6, 7])
+
+
+def test_names_of_special_tokens_in_a_text_count_as_they_are_written(tmp_path):
+    with sl.load(special(tmp_path), device="cpu") as engine:
+        text = "The <unk> of Rome"
+        assert engine.tokenizer.unk_token_id in engine.tokenizer(text)["input_ids"]
+        first = len(engine.tokenizer.decode(engine.tokenizer(text)["input_ids"][:1]))
+        for given in (text, iter(["The <u", "nk> of", " Rome"]), _written(tmp_path / "a.txt", text)):
+            found = sl.perplexity(engine, given)
+            assert found.num_bytes == 17 - first
+            bits = found.token_nlls.sum() / math.log(2)
+            assert found.bits_per_byte == pytest.approx(bits / (17 - first))
+        assert sl.perplexity(engine, engine.tokenizer(text)["input_ids"]).num_bytes == 12 - first  # ids spell no name
+        assert sl.perplexity(engine, "<unk>The").num_bytes == 3
+        assert sl.perplexity(engine, "<s><s>The").num_bytes == 3
+        assert sl.perplexity(engine, "The<s>", bos_each_window=True).num_bytes == 6
+        assert sl.perplexity(engine, "<s>The", bos_each_window=True).num_bytes == 3
+        (score,) = engine.score(["The"], [[" <unk> of"]])
+        assert score.num_bytes == 9
+        (score,) = engine.score(["The"], [[engine.tokenizer(" <unk> of")["input_ids"]]])
+        assert score.num_bytes == 4
+
+
+@pytest.mark.parametrize("kind", ["llama2", "t5", "word_piece", "bytes_prefixed"])
+def test_bytes_are_the_texts_whatever_the_tokenizer_makes_of_it(tmp_path, kind):
+    text = "The ✈ of Rome's  café"  # an unknown character, two spaces
+    with sl.load(special(tmp_path, kind), device="cpu") as engine:
+        found = sl.perplexity(engine, text)
+        unscored = 0 if engine.tokenizer(text)["input_ids"][0] == engine.tokenizer.bos_token_id else 3
+        assert found.num_bytes == len(text.encode()) - unscored
+        assert engine.score(["The"], [[" ✈ of"]])[0].num_bytes == 7
+
+
+def _written(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("given", ["cut \ud83d", iter(["whole ", "cut \ud83d"])], ids=["text", "chunks"])
+def test_half_a_character_is_refused(tiny_llama_engine, given):
+    with pytest.raises(PromptError, match="holds half a character"):
+        sl.perplexity(tiny_llama_engine, given)
 
 
 def test_bos_before_each_window_scores_the_first_token_too(tiny_llama_engine, huggingface):
