@@ -1,4 +1,6 @@
 import copy
+import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -6,7 +8,8 @@ import torch
 import yaml
 
 import steerlab as sl
-from steerlab.cli.yaml_file import read_spec
+from steerlab.cli.inputs import read_inputs
+from steerlab.cli.yaml_file import read_mapping, read_spec
 from steerlab.core.errors import DataError
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
@@ -51,6 +54,19 @@ def test_paths_count_from_the_file(write, data):
     assert spec.neutral == data / "neutral.txt"
     assert spec.generations is not None
     assert spec.generations.prompts == data / "prompts.txt"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_only_line_feeds_end_a_prompt_or_a_paragraph(write, data, end, encoding):
+    prompts = ["one\u2029two", "three\x0cfour", "five\rsix", "seven\x85eight"]
+    (data / "prompts.txt").write_bytes(end.join([*prompts, "", ""]).encode(encoding))
+    (data / "neutral.txt").write_bytes(f"a\u2029b{end}c{end}{end}d".encode(encoding))
+    found = read_inputs(
+        read_spec(write({"generations.prompts": "prompts.txt", "neutral": "neutral.txt"})), lambda key: nullcontext()
+    )
+    assert found.prompts == prompts
+    assert found.neutral == ["a\u2029b\nc", "d"]
 
 
 def test_prompts_may_be_a_list(write):
@@ -194,3 +210,45 @@ def test_the_demo_is_the_example():
 )
 def test_every_operator_of_the_file_is_the_operator_it_names(write, plan, expected):
     assert read_spec(write({"plan": plan})).plan.plan(V) == sl.Plan(expected)
+
+
+# --- lines and characters -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", ["\r", "\x85", "\u2028", "\u2029"])
+def test_only_line_feeds_end_a_line_of_yaml(write, sign):
+    text = f'a: one{sign}two # and{sign}b: 3\r\nc: "x{sign}y"\nd: |\n  l{sign}m\n  n\n'
+    path = write(text=text)
+    path.write_bytes(text.encode())
+    assert read_mapping(path) == {"a": f"one{sign}two", "c": f"x{sign}y", "d": f"l{sign}m\nn\n"}
+    path.write_bytes(f"a: one{sign}two\na: 2\n".encode())
+    with pytest.raises(DataError, match=r"trial\.yaml: line 2, column 1: the key 'a' stands twice"):
+        read_mapping(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('k: 1\na: "cut \\ud83d"\n', "line 2, column 4: the text .* holds half a character"),
+        ("k: 1\na: x\x0cy\n", "line 2: the character .* is not allowed"),
+        ("a: 2024-99-99\n", "not valid YAML: month must be in"),
+        ("a: " + "[" * 20_000, "nested too deeply"),
+        ("a: " + "1" * 5000, "not valid YAML: Exceeds the limit"),
+    ],
+)
+def test_what_yaml_stumbles_over_is_named_by_file(write, text, reason):
+    with pytest.raises(DataError, match=r"trial\.yaml.*" + reason):
+        read_mapping(write(text=text))
+
+
+def test_a_character_in_json_halves_is_whole(write):
+    assert read_mapping(write(text='a: "\\ud83d\\ude00"\n')) == {"a": "😀"}
+
+
+def test_data_may_be_one_json_array(write, data):
+    for name in ("pairs.jsonl", "targets.jsonl"):
+        rows = [json.loads(line) for line in (data / name).read_text(encoding="utf-8").splitlines()]
+        (data / name).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    found = read_inputs(read_spec(write()), lambda key: nullcontext())
+    assert len(found.targets) > 0
+    assert found.vectors[0].pairs is not None

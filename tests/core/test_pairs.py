@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from steerlab.core.errors import DataError
 from steerlab.core.pairs import ContrastPairs, balanced_flips
+from steerlab.core.targets import Targets
 
 
 def pairs(n, groups=None):
@@ -242,3 +243,14 @@ def test_a_text_on_the_other_side_of_another_group_is_a_leak():
     assert True in results
     assert False not in results
     assert "'b'" in found
+
+
+def test_one_pretty_printed_array_is_read_as_lines_are(tmp_path):
+    rows = [{"positive": f"good {k}", "negative": f"bad {k}", "split": "train" if k else "dev"} for k in range(3)]
+    lines, array = tmp_path / "pairs.jsonl", tmp_path / "pairs.json"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    array.write_text(json.dumps(rows, indent=2))
+    assert ContrastPairs.from_jsonl(array, split="train") == ContrastPairs.from_jsonl(lines, split="train")
+    targets = [{"prompt": "a", "target": word, "label": label} for word, label in ((" b", 1), (" c", -1))]
+    array.write_text(json.dumps(targets, indent=2))
+    assert Targets.from_jsonl(array) == Targets.from_records(targets)

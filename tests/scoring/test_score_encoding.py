@@ -56,6 +56,15 @@ def test_vllms_prompts_are_errors_one_by_one():
     assert isinstance(long, ContextLengthError)
 
 
+def test_half_a_character_fails_its_prompt_alone():
+    chat = [{"role": "user", "content": "cut \ud83d"}]
+    good, bad, talk, also_good = VLLM.prompts(["It was", "cut \ud83d", chat, "noon"], False, 0)
+    assert (good.text, also_good.text) == ("It was", "noon")
+    for error in (bad, talk):
+        assert isinstance(error, PromptError)
+        assert "holds half a character" in str(error)
+
+
 def test_without_a_tokenizer_only_ids_are_scored():
     blind = VLLMEncoder(None, INFO)
     ((_, _, _, pair),) = blind.pairs([[5]], [[[6, 7]]], "joint", False, False)

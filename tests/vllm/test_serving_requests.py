@@ -53,6 +53,13 @@ def asked(body, path="/v1/completions", query=b"", kind=JSON):
     return asked_of(path, query, kind, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
+@pytest.mark.parametrize("body", [{"prompt": "cut \ud83d"}, {"prompt": "a", "stop": ["\ude00"], "steering": STEERING}])
+def test_a_request_with_half_a_character_is_refused(body):
+    with pytest.raises(InputError, match="The request holds half a character"):
+        asked(body)
+    assert asked({"prompt": "🙂"}) is None
+
+
 # --- registry -----------------------------------------------------------------------------------------------------
 
 
