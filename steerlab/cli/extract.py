@@ -12,7 +12,7 @@ from steerlab.cli.options import DEFAULT_MODEL, Dtype, DtypeOption, ModelOption
 
 
 def extract(
-    pairs: Annotated[Path, typer.Option(metavar="FILE", help="JSON-lines file of contrast pairs.")],
+    pairs: Annotated[Path, typer.Option(metavar="FILE", help="File of contrast pairs: JSON lines, or one JSON array.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Vector file to write (.safetensors).")],
     layer: Annotated[int, typer.Option(help="Layer to read; negative ones count from the end.")],
     model: ModelOption = DEFAULT_MODEL,

@@ -43,7 +43,9 @@ def score(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON-lines file with `prompt` and `target` instead.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Instead, JSON lines (or an array) of `prompt` and `target`.", show_default=False
+        ),
     ] = None,
     model: ModelOption = DEFAULT_MODEL,
     dtype: DtypeOption = Dtype.FLOAT32,

@@ -102,8 +102,9 @@ def write_atomic(path: str | Path, data: bytes | str) -> Path:
     payload = encoded(data, path)
     try:
         return _write(path, payload)
-    except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise InputError(f"Cannot write {str(path)!r}: {reason}.") from error
 
 
 def encoded(data: bytes | str, path: str | Path) -> bytes:

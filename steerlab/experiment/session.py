@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from steerlab.core.characters import check_whole
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError, ModelNotFoundError, RunError
 from steerlab.core.seeds import check_seed
@@ -58,6 +59,7 @@ class Session:
     ) -> None:
         if not name or Path(name).name != name or name in (".", ".."):
             raise InputError(f"name becomes a folder name; {name!r} cannot be one.")
+        check_whole(name, "The name", InputError)
         if not isinstance(model, str | Path | Engine):
             raise InputError(f"model is a name, a directory or an engine, got {type(model).__name__}.")
         self._engine: Any = None if isinstance(model, str | Path) else model

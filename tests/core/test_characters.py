@@ -49,6 +49,7 @@ def pairs(target, **options):
         (lambda: sl.SteeringVector.from_tensor(torch.ones(4), layer=1, name=HALF), sl.VectorValueError),
         (lambda: VectorCard(notes=HALF), sl.VectorValueError),
         (lambda: write_atomic("never.txt", HALF), sl.InputError),
+        (lambda: sl.Experiment(HALF, "no-model"), sl.InputError),
     ],
 )
 def test_it_is_refused_by_name(make, kind, tmp_path, monkeypatch):
@@ -56,6 +57,11 @@ def test_it_is_refused_by_name(make, kind, tmp_path, monkeypatch):
     with pytest.raises(kind, match=r"holds half a character, '\\ud83d' at position 4"):
         make()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_cannot_have_such_a_name(tmp_path):
+    with pytest.raises(sl.InputError, match=r"Cannot write '.*cut \\ud83d'"):
+        write_atomic(tmp_path / HALF, "text")
 
 
 def test_whole_characters_pass():

@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from steerlab.core import files
 from steerlab.core.errors import DataError, PromptError
 from steerlab.core.files import read_chunks
 from steerlab.core.shipped import neutral_text, reference_text
 from steerlab.core.text import encode_prompt
-from steerlab.scoring import pieces
 from steerlab.scoring.pieces import check_local, safe_cut, tokenised_pieces
+from steerlab.scoring.source import CountedText
 from tests.tiny_models import SENTENCES, build_tiny_tokenizer
 
 CORPUS = [*SENTENCES, reference_text(), "aaaa bbbb\nabab\n\nAB ab  ab\n", "1 2 345\n6789\n"]
@@ -163,11 +164,11 @@ def test_text_without_a_place_to_cut_is_refused():
 
 def test_chunks_that_are_no_text():
     with pytest.raises(PromptError, match="consists of strings, got int"):
-        joined(made(byte_level), ["abc", 5], 100)
+        list(CountedText(["abc", 5]))
 
 
 def test_files_are_read_as_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "_CHUNK", 3)
+    monkeypatch.setattr(files, "_CHUNK", 3)
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo \xe6\x9d\xb1\n")
     assert "".join(read_chunks(path)) == "one\ntwo 東\n"
