@@ -225,7 +225,8 @@ def test_placed_tokens_lose_nothing_and_overlap_nowhere(tokens: list[str], width
 def test_a_frame_from_two_scores() -> None:
     base = Score(0, 0, (1, 2), (-1.0, -2.0), "clean")
     steered = Score(0, 0, (1, 2), (-0.5, -2.5), "clean")
-    tokenizer = type("Tokenizer", (), {"decode": lambda self, ids: f"<{ids[0]}>"})()
+    spell = {"decode": lambda self, ids, **_: "".join(f"<{token}>" for token in ids)}
+    tokenizer = type("Tokenizer", (), spell)()
     frame = plots.token_frame(base, steered, tokenizer)
     assert frame.token.tolist() == ["<1>", "<2>"]
     assert frame.difference.tolist() == [0.5, -0.5]
