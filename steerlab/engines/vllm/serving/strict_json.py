@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any, NoReturn
 
+from steerlab.core.characters import check_whole
 from steerlab.core.errors import InputError
 
 MAX_DEPTH = 200
@@ -54,19 +55,8 @@ def _check(found: Any, what: str) -> None:
             elif isinstance(part, list):
                 inner += [one for one in part if isinstance(one, str | dict | list)]
             elif isinstance(part, str) and not part.isascii():
-                _check_whole(part, what)
+                check_whole(part, what, BodyError)
         level, depth = inner, depth + 1
-
-
-def _check_whole(text: str, what: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = ascii(text[error.start])
-        raise BodyError(
-            f"{what} holds half a character ({half}) at position {error.start} of a string of {len(text)}; a pair of "
-            "surrogates must not be cut apart."
-        ) from error
 
 
 def _constant(name: str) -> NoReturn:
