@@ -55,7 +55,7 @@ def asked(body, path="/v1/completions", query=b"", kind=JSON):
 
 @pytest.mark.parametrize("body", [{"prompt": "cut \ud83d"}, {"prompt": "a", "stop": ["\ude00"], "steering": STEERING}])
 def test_a_request_with_half_a_character_is_refused(body):
-    with pytest.raises(InputError, match="The request holds half a character"):
+    with pytest.raises(InputError, match="The request's body holds half a character"):
         asked(body)
     assert asked({"prompt": "🙂"}) is None
 
@@ -327,7 +327,7 @@ def test_a_form_cannot_steer():
         (b"[" * 300 + b"]" * 300, "nested too deep"),
         (b'{"a": ' * 300 + b"1" + b"}" * 300, "nested too deep"),
         (b"[" * 100_000, "nested too deep"),
-        (b'"cut \\ud83d"', r"half a character .'.ud83d'. at position 4"),
+        (b'"cut \\ud83d"', r"half a character, '.ud83d' at position 4"),
         (b'{"\\ud83d": 1}', "half a character"),
         (b'"\xff"', "not UTF-8"),
         (b"", "not JSON: Expecting value"),
