@@ -38,6 +38,8 @@ def check_seed(seed: SeedLike, n_prompts: int) -> SeedLike:
     return seed
 
 
-def uniforms(key: tuple[int, ...], n: int) -> np.ndarray:
-    """N float64 draws in [0, 1), a function of the key alone; the first draws do not depend on n."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key[0], spawn_key=key[1:]))).random(n)
+def draw_keys(key: tuple[int, ...], n: int) -> np.ndarray:
+    """N random int64, one for each token drawn, a function of the key alone; the first do not depend on n."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key[0], spawn_key=key[1:])))
+    bounds = np.iinfo(np.int64)
+    return generator.integers(bounds.min, bounds.max, size=n, dtype=np.int64, endpoint=True)

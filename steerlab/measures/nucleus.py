@@ -161,17 +161,3 @@ def apply_repetition_penalty(
         return logits
     penalised = torch.where(logits > 0, logits / policy.repetition_penalty, logits * policy.repetition_penalty)
     return torch.where(seen, penalised, logits)
-
-
-def sample_by_inverse_cdf(
-    log_q: Float[Tensor, "batch d_vocab"], uniforms: Float[Tensor, " batch"]
-) -> Int[Tensor, " batch"]:
-    """The token whose cumulative interval, in order of ids, holds each uniform draw in [0, 1).
-
-    A token of probability 0 is never drawn. Sums are in float64, so that the draw depends on the row alone.
-    """
-    cdf = log_q.to(torch.float64).exp().cumsum(dim=-1)
-    points = (uniforms.to(torch.float64) * cdf[:, -1])[:, None]
-    drawn = torch.searchsorted(cdf, points, right=True)
-    last = log_q.shape[-1] - 1 - (log_q > -math.inf).flip(-1).to(torch.int8).argmax(dim=-1, keepdim=True)
-    return torch.minimum(drawn, last).squeeze(-1)

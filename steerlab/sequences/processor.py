@@ -13,7 +13,7 @@ from torch import Tensor
 from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.sequences.anatomy import find_parts
+from steerlab.sequences.anatomy import Anatomy, find_parts
 from steerlab.sequences.assembly import Assembly
 from steerlab.sequences.config import GenerationConfig, ProcessorConfig, as_dtype, check_count
 from steerlab.sequences.datasets import sample_examples
@@ -42,7 +42,7 @@ class SequenceProcessor:
     Attributes:
         parts: the model's parts.
         tokenizer: the model's own tokenizer.
-        config: the configuration.
+        config: the configuration; frozen, and replaced as a whole: `processor.config = GenerationConfig(top_p=0.9)`.
         scorer: what runs the scoring.
         receipts: what the last call's plan edited, one per row, in order b·G + g.
         early_steps: length of the early window of the diagnostics.
@@ -71,17 +71,37 @@ class SequenceProcessor:
         logger: logging.Logger | None = None,
         config: ProcessorConfig | GenerationConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        self.config = ProcessorConfig.of(config)
+        checked = ProcessorConfig.of(config)
         self.logger = logger or logging.getLogger(__name__)
-        self.tokenizer = tokenizer
-        with precise(self.config.precision):
-            self.parts = find_parts(model)
+        self._tokenizer = tokenizer
+        with precise(checked.precision):
+            self._parts = find_parts(model)
         self.receipts: list[Receipt] = []
         self.head_chunk_rows = None
         self.early_steps = EARLY_STEPS
-        self._desk = PlanDesk(self.parts, tokenizer)
-        self._overrides = Overrides(self.parts.root, self.config.precision.func_override)
-        self.scorer = Scorer(self.parts, self._desk, self._overrides, tokenizer, self.config)
+        self._desk = PlanDesk(self._parts, tokenizer)
+        self.config = checked
+
+    @property
+    def parts(self) -> Anatomy:
+        """The model's parts."""
+        return self._parts
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer."""
+        return self._tokenizer
+
+    @property
+    def config(self) -> ProcessorConfig:
+        """The configuration. A new one, in any form that the constructor takes, holds for every later call."""
+        return self._config
+
+    @config.setter
+    def config(self, config: ProcessorConfig | GenerationConfig | Mapping[str, Any] | None) -> None:
+        self._config = ProcessorConfig.of(config)
+        self._overrides = Overrides(self.parts.root, self._config.precision.func_override)
+        self.scorer = Scorer(self.parts, self._desk, self._overrides, self.tokenizer, self._config)
 
     @property
     def head_chunk_rows(self) -> int | None:

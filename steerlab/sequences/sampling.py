@@ -136,8 +136,8 @@ class Sampler:
         """One batch of rows under one plan."""
         run = PlanRun(assigned.plan, len(jobs), contents)
         rows = Rows(self.parts.causal, run, [len(job.prompt) for job in jobs])
-        draws = torch.from_numpy(np.stack([job.draws for job in jobs]))
-        decoding = Decoding(rows, [job.prompt for job in jobs], self.config.policy, draws, rules, self.tokenizer)
+        keys = torch.from_numpy(np.stack([job.keys for job in jobs]))
+        decoding = Decoding(rows, [job.prompt for job in jobs], self.config.policy, keys, rules, self.tokenizer)
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.parts.root))
             stack.enter_context(torch.autocast(self.parts.device.type, enabled=False))

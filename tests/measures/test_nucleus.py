@@ -15,7 +15,6 @@ from transformers.generation.logits_process import (
 
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures import apply_repetition_penalty, nucleus, policy_log_probs
-from steerlab.measures.nucleus import sample_by_inverse_cdf
 
 policies = st.builds(
     SamplingPolicy,
@@ -160,36 +159,3 @@ def test_the_set_grows_with_top_p_and_holds_its_mass(logits, top_p):
     small, large = (nucleus(logits, SamplingPolicy(top_p=p)) for p in (top_p, top_p + 0.02))
     assert not (small & ~large).any()
     assert float(logits.softmax(-1)[small].sum()) >= top_p - 1e-5
-
-
-# --- drawing ------------------------------------------------------------------------------------------------------
-
-
-def test_draws_have_the_right_frequencies():
-    p = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
-    grid = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
-    drawn = sample_by_inverse_cdf(p.log().expand(10_000, 6), grid)
-    counts = drawn.bincount(minlength=6)
-    assert counts[[0, 2, 5]].tolist() == [0, 0, 0]
-    assert counts[[1, 3, 4]].tolist() == pytest.approx([5000, 3000, 2000], abs=1)
-
-
-@pytest.mark.parametrize("uniform", [0.0, math.nextafter(0, 1), 0.5, math.nextafter(0.5, 1), math.nextafter(1, 0)])
-def test_tokens_without_mass_are_never_drawn(uniform):
-    p = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]])
-    drawn = sample_by_inverse_cdf(p.log(), torch.tensor([uniform, uniform], dtype=torch.float64))
-    assert drawn[0].item() in (1, 3)
-    assert drawn[1].item() == 2
-
-
-@given(logit_rows, policies, st.floats(0, 1, exclude_max=True))
-def test_draws_stay_inside_the_nucleus(logits, policy, uniform):
-    drawn = sample_by_inverse_cdf(policy_log_probs(logits, policy), torch.tensor([uniform], dtype=torch.float64))
-    assert nucleus(logits, policy)[0, drawn[0]]
-
-
-def test_a_draw_depends_on_its_own_row_alone():
-    log_q = torch.randn(8, 100, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    uniforms = torch.rand(8, dtype=torch.float64)
-    alone = torch.cat([sample_by_inverse_cdf(log_q[i : i + 1], uniforms[i : i + 1]) for i in range(8)])
-    assert torch.equal(sample_by_inverse_cdf(log_q, uniforms), alone)

@@ -61,3 +61,31 @@ def test_policy():
     assert GenerationConfig(temperature=0).policy.is_greedy
     with pytest.raises(PolicyError):
         GenerationConfig(top_p=0)
+
+
+def test_a_new_configuration_holds_for_scoring_too(make_processor, sequences):
+    """A temperature set after construction sampled at it and scored log q at the old one."""
+    changed, fresh = make_processor(), make_processor(temperature=0.5, precision={"entropy_fp64": True})
+    changed.config = fresh.config
+    expected = fresh.teacher_force_logprobs(sequences, compute_rb=True)
+    found = changed.teacher_force_logprobs(sequences, compute_rb=True)
+    for name in ("token_logqs", "rb_entropies"):
+        for ours, theirs in zip(getattr(found, name), getattr(expected, name), strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+                assert torch.as_tensor(one).dtype == torch.as_tensor(other).dtype
+    changed.config = {"generation": {"max_new_tokens": 3}}
+    assert changed.config == ProcessorConfig(GenerationConfig(max_new_tokens=3))
+    assert changed.scorer.config is changed.config
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_what_cannot_take_effect_cannot_be_set(make_processor, tokenizer):
+    processor = make_processor()
+    with pytest.raises(InputError, match="config is a GenerationConfig or a dictionary"):
+        processor.config = 3
+    with pytest.raises(AttributeError):
+        processor.config.generation.temperature = 0.5
+    for name in ("tokenizer", "parts"):
+        with pytest.raises(AttributeError):
+            setattr(processor, name, getattr(processor, name))

@@ -13,8 +13,9 @@ from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
 from steerlab.engines.lens.rows import left_padded
+from steerlab.measures.draws import draw
 from steerlab.measures.log_probs import chosen_log_probs
-from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs, sample_by_inverse_cdf
+from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs
 
 FinishReason = Literal["eos", "stop", "length", "error"]
 POLL_STEPS = 8
@@ -71,7 +72,7 @@ class Decoding:
         rows: fresh rows, one per prompt.
         prompts: the ids of each prompt.
         policy: the sampling policy.
-        uniforms: each row's draws, one per step; unused when greedy.
+        keys: of each row's draws, one per step; unused when greedy.
         rules: when rows end.
         tokenizer: decodes for stop strings; may be None without any.
         with_log_probs: also record log p and log q of every token.
@@ -82,7 +83,7 @@ class Decoding:
         rows: GrowingRows,
         prompts: Sequence[Sequence[int]],
         policy: SamplingPolicy,
-        uniforms: Float[Tensor, "batch steps"],
+        keys: Int[Tensor, "batch steps"],
         rules: StopRules,
         tokenizer: Any = None,
         *,
@@ -90,8 +91,8 @@ class Decoding:
     ) -> None:
         self.rows, self.prompts, self.policy, self.rules = rows, prompts, policy, rules
         self.tokenizer, self.with_log_probs = tokenizer, with_log_probs
-        self._uniforms = uniforms
         self._after = [Continuation(tokenizer, prompt) for prompt in prompts] if rules.strings else []
+        self._keys = keys
         self._stopped: dict[int, int] = {}
         self._columns: list[tuple[Any, ...]] = []  # per step: rows, tokens, log p, log q
 
@@ -111,11 +112,11 @@ class Decoding:
         live_rows = torch.arange(len(self.prompts), device=device)
         ended = torch.zeros(len(self.prompts), dtype=torch.bool, device=device)
         eos = torch.tensor(sorted(self.rules.eos_ids), device=device)
-        uniforms = self._uniforms if self.policy.is_greedy else self._uniforms.to(device)
+        keys = self._keys if self.policy.is_greedy else self._keys.to(device)
         seen = _seen(ids, valid, logits.shape[-1]).to(device) if self.policy.repetition_penalty != 1 else None
         for index in range(self.rules.max_new_tokens):
-            draws = uniforms[:, index] if self.policy.is_greedy else uniforms[live_rows, index]
-            tokens, log_p, log_q = self._draw(logits, seen, draws)
+            mine = keys[:, index] if self.policy.is_greedy else keys[live_rows, index]
+            tokens, log_p, log_q = self._draw(logits, seen, mine)
             tokens = tokens.masked_fill(ended, -1)
             self._columns.append((live_rows, tokens, log_p, log_q))
             yield tokens
@@ -173,7 +174,7 @@ class Decoding:
             start += size
 
     def _draw(
-        self, logits: Float[Tensor, "batch d_vocab"], seen: Tensor | None, uniforms: Float[Tensor, " batch"]
+        self, logits: Float[Tensor, "batch d_vocab"], seen: Tensor | None, keys: Int[Tensor, " rows"]
     ) -> tuple[Int[Tensor, " batch"], Float[Tensor, " batch"] | None, Float[Tensor, " batch"] | None]:
         """Tokens with their log p under the model and log q under the policy."""
         wide = logits.to(torch.float32)
@@ -184,7 +185,7 @@ class Decoding:
                 return tokens, None, None
             return tokens, chosen_log_probs(wide, tokens), torch.zeros_like(wide[:, 0])
         log_q = policy_log_probs(adjusted, self.policy)
-        tokens = sample_by_inverse_cdf(log_q, uniforms)
+        tokens = draw(log_q, keys)
         if not self.with_log_probs:
             return tokens, None, None
         return tokens, chosen_log_probs(wide, tokens), log_q.gather(-1, tokens[:, None])[:, 0]

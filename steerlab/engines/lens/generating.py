@@ -14,7 +14,7 @@ from steerlab.core.endings import before_stop, find_stop
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
-from steerlab.core.seeds import SeedLike, row_key, uniforms
+from steerlab.core.seeds import SeedLike, draw_keys, row_key
 from steerlab.core.spelling import Continuation
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.capturing import plan_hooks
@@ -33,13 +33,13 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """One row to generate: which sample of which prompt, its ids, and its draws."""
+    """One row to generate: which sample of which prompt, its ids, and the keys of its draws."""
 
     row_index: int
     prompt_index: int
     sample_index: int
     prompt: tuple[int, ...]
-    draws: np.ndarray
+    keys: np.ndarray
 
 
 def generation_jobs(
@@ -53,7 +53,7 @@ def generation_jobs(
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise InputError(f"n is an integer ≥ 1, got {n!r}.")
     return [
-        GenerationJob(i * n + g, i, g, prompt, uniforms(row_key(seed, i, g), max_new_tokens))
+        GenerationJob(i * n + g, i, g, prompt, draw_keys(row_key(seed, i, g), max_new_tokens))
         for i, prompt in enumerate(prompts)
         for g in range(n)
     ]
@@ -185,8 +185,8 @@ class GenerationTask:
         self.engine_used = "+".join(dict.fromkeys(used))
 
     def _decoding(self, rows: Any, jobs: Sequence[GenerationJob]) -> Decoding:
-        draws = torch.from_numpy(np.stack([job.draws for job in jobs]))
-        return Decoding(rows, [job.prompt for job in jobs], self.policy, draws, self.rules, self.tokenizer)
+        keys = torch.from_numpy(np.stack([job.keys for job in jobs]))
+        return Decoding(rows, [job.prompt for job in jobs], self.policy, keys, self.rules, self.tokenizer)
 
     def _finish(
         self, jobs: Sequence[GenerationJob], outputs: list[RowOutput], run: PlanRun, rows: Any, assigned: AssignedPlan

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.seeds import check_seed, row_key, uniforms
+from steerlab.core.seeds import check_seed, draw_keys, row_key
 from steerlab.core.spelling import decode
 from steerlab.core.text import encode_prompt
 from steerlab.engines.lens.backends import HookPair, choose_backend
@@ -136,10 +136,10 @@ def hooked_generate(
     _check_context(model, prompts, max_tokens)
     rows, around = _rows(model, prompts, max_tokens, hooks, use_cache, engine)
     key = int(torch.randint(2**62, ()).item()) if seed is None else check_seed(seed, len(prompts))
-    draws = torch.from_numpy(np.stack([uniforms(row_key(key, i, 0), max_tokens) for i in range(len(prompts))]))
+    keys = torch.from_numpy(np.stack([draw_keys(row_key(key, i, 0), max_tokens) for i in range(len(prompts))]))
     rules = StopRules(eos, (), max_tokens)
     with around:
-        outputs = Decoding(rows, prompts, policy, draws, rules, with_log_probs=False).run()
+        outputs = Decoding(rows, prompts, policy, keys, rules, with_log_probs=False).run()
     width = max(len(output.token_ids) for output in outputs)
     new = [output.token_ids + [pad] * (width - len(output.token_ids)) for output in outputs]
     return torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
