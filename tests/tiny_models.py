@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -266,7 +267,74 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"sliding_window": None}),
     "phi3_narrow": (Phi3Config, {"sliding_window": _NARROW}),
 }
-_LACKING = {"gpt2": ("num_key_value_heads", "intermediate_size"), "gpt_neox": ("num_key_value_heads",)}
+# Families that differ in cache, mask or positions: state spaces, linear attention, recurrence, ALiBi, no cache at all.
+UNUSUAL_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "rwkv": ("RwkvConfig", {"attention_hidden_size": 64, "context_length": 128}),
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        {
+            "num_key_value_heads": 1,
+            "lru_width": 64,
+            "attention_window_size": 64,
+            "w_init_variance_scale": 1.0,
+            "block_types": ["recurrent", "attention"],
+            "head_dim": 16,
+        },
+    ),
+    "jamba": (
+        "JambaConfig",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "bamba": (
+        "BambaConfig",
+        {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1},
+    ),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_ff_dim": 128}),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "mamba": ("MambaConfig", {"state_size": 8}),
+    "mamba2": ("Mamba2Config", {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 1}),
+    "falcon_mamba": ("FalconMambaConfig", {"state_size": 8}),
+    "openai-gpt": ("OpenAIGPTConfig", {"n_embd": 64, "n_layer": 2, "n_head": 4}),
+    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    "mpt": ("MptConfig", {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 128}),
+}
+_STATE_SPACES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+_GPT_NAMES = ("hidden_size", "num_hidden_layers", *_STATE_SPACES)
+_LACKING = {
+    "rwkv": ("num_attention_heads", "num_key_value_heads"),
+    "mamba": _STATE_SPACES,
+    "mamba2": _STATE_SPACES,
+    "falcon_mamba": _STATE_SPACES,
+    "openai-gpt": (*_GPT_NAMES, "tie_word_embeddings"),
+    "bloom": _STATE_SPACES,
+    "mpt": (*_GPT_NAMES, "tie_word_embeddings"),
+    "gpt2": ("num_key_value_heads", "intermediate_size"),
+    "gpt_neox": ("num_key_value_heads",),
+}
 _SHARED = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -283,14 +351,18 @@ def build_tiny_family(directory: Path, name: str, *, seed: int = 0, context: int
 
     Args:
         directory: Where to save it.
-        name: A key of `FAMILIES`.
+        name: A key of `FAMILIES` or `UNUSUAL_FAMILIES`; these have 2 layers.
         seed: Seed of the weights.
         context: The model's context length.
 
     Returns:
         The directory.
     """
-    config_class, options = FAMILIES[name]
+    if name in UNUSUAL_FAMILIES:
+        kind, options = UNUSUAL_FAMILIES[name]
+        config_class, options = getattr(transformers, kind), {"num_hidden_layers": 2, **options}
+    else:
+        config_class, options = FAMILIES[name]
     values = {key: value for key, value in {**_SHARED, **options}.items() if key not in _LACKING.get(name, ())}
     return save_tiny(AutoModelForCausalLM.from_config, config_class, directory, seed=seed, context=context, **values)
 

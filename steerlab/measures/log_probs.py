@@ -3,7 +3,7 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steerlab.core.policy import SamplingPolicy
@@ -61,3 +61,8 @@ def log_q(
     normaliser = scaled.masked_fill(~inside, -math.inf).logsumexp(dim=-1)
     chosen = scaled.gather(-1, index).squeeze(-1) - normaliser
     return chosen.masked_fill(~chosen_inside, -math.inf)
+
+
+def rows_not_finite(logits: Float[Tensor, "*rows d_vocab"]) -> Bool[Tensor, "*rows"]:
+    """Which rows of logits hold NaN or +inf, or nothing but -inf; -inf for some tokens says that they cannot come."""
+    return ~logits.amax(dim=-1).isfinite()

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from steerlab.core.errors import InputError
+from steerlab.core.not_finite import not_finite
+from steerlab.measures.log_probs import rows_not_finite
 from steerlab.sequences.precision import evaluating
 
 _PROBE_TOKENS = 12
@@ -235,6 +237,8 @@ def _probe(parts: Anatomy) -> float:
         own = parts.causal(input_ids=ids, use_cache=False).logits
         hidden = parts.decoder(input_ids=ids, use_cache=False).last_hidden_state
         ours = parts.transform(parts.head(hidden.to(parts.head.weight.device)))
+    if bool(rows_not_finite(own).any()):
+        raise not_finite(f"The logits of {_name(parts.causal)}", own.dtype)
     difference = (own.float() - ours.float().to(own.device)).abs().max()
     return float(difference / own.float().abs().max().clamp_min(1e-6))
 

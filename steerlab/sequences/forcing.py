@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steerlab.engines.lens.rows import optional_arguments, right_padded
+from steerlab.core.not_finite import not_finite
+from steerlab.engines.lens.arguments import optional_arguments
+from steerlab.engines.lens.rows import right_padded
 from steerlab.sequences.anatomy import Anatomy
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
 from steerlab.sequences.head import HeadResult, HeadSpec, measure_head
@@ -104,8 +106,13 @@ class Forcing:
             else:
                 named = {f"root.{name}": value for name, value in self.state.items()}
                 hidden, weight, bias = torch.func.functional_call(carrier, named, (ids, positions))
-        predicting = valid & (positions >= lens[:, None] - 1)
-        return hidden[predicting.to(hidden.device)].to(weight.device), weight, bias
+        predicting = (valid & (positions >= lens[:, None] - 1)).to(hidden.device)
+        broken = predicting & ~hidden.detach().isfinite().all(dim=-1)
+        if bool(broken.any()):
+            row = rows[int(broken.any(dim=-1).nonzero()[0])]
+            what = f"The final states of prompt {row.prompt_index}, response {row.sample_index},"
+            raise not_finite(what, hidden.dtype, steered=bool(len(run.plan)))
+        return hidden[predicting].to(weight.device), weight, bias
 
 
 class _Carrier(nn.Module):

@@ -13,14 +13,15 @@ from tqdm.auto import tqdm
 from steerlab.core.endings import find_stop
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
+from steerlab.core.not_finite import not_finite
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.spelling import Continuation
 from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
 from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
 from steerlab.engines.lens.generating import GenerationJob, generation_jobs, ran_tokens
+from steerlab.engines.lens.growth import fresh_rows
 from steerlab.engines.lens.info import eos_token_ids
-from steerlab.engines.lens.rows import Rows, optional_arguments
 from steerlab.sequences.anatomy import Anatomy
 from steerlab.sequences.config import GenerationConfig
 from steerlab.sequences.plan_hooks import PlanDesk, carried_out
@@ -102,7 +103,6 @@ class Sampler:
         return list(generations), list(engine.receipts)
 
     def _from_model(self, encoded: Sequence[EncodedPrompt], drawing: Drawing) -> tuple[list[Row], list[Receipt]]:
-        check_can_sample(self.parts)
         rules = rules_of(self.parts, self.tokenizer, drawing.stop, self.config.max_new_tokens)
         jobs = generation_jobs(
             [prompt.token_ids for prompt in encoded], drawing.n, drawing.seed, self.config.max_new_tokens
@@ -123,7 +123,14 @@ class Sampler:
                     outputs |= zip([job.row_index for job in batch], made, strict=True)
                     receipts += edited
                     bar.update(len(batch))
+        self._check_finite(jobs, outputs, steered=drawing.plan is not None)
         return [outputs[job.row_index] for job in jobs], sorted(receipts, key=lambda receipt: receipt.row_index)
+
+    def _check_finite(self, jobs: Sequence[GenerationJob], outputs: dict[int, Row], *, steered: bool) -> None:
+        failed = next((job for job in jobs if outputs[job.row_index].finish_reason == "error"), None)
+        if failed is not None:
+            what = f"The logits of prompt {failed.prompt_index}, sample {failed.sample_index},"
+            raise not_finite(what, self.parts.head.weight.dtype, steered=steered)
 
     @torch.inference_mode()
     def _batch(
@@ -135,12 +142,13 @@ class Sampler:
     ) -> tuple[list[RowOutput], list[Receipt]]:
         """One batch of rows under one plan."""
         run = PlanRun(assigned.plan, len(jobs), contents)
-        rows = Rows(self.parts.causal, run, [len(job.prompt) for job in jobs])
         keys = torch.from_numpy(np.stack([job.keys for job in jobs]))
-        decoding = Decoding(rows, [job.prompt for job in jobs], self.config.policy, keys, rules, self.tokenizer)
+        prompts = [job.prompt for job in jobs]
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.parts.root))
             stack.enter_context(torch.autocast(self.parts.device.type, enabled=False))
+            rows = fresh_rows(self.parts.causal, run, list(map(len, prompts)), "step")
+            decoding = Decoding(rows, prompts, self.config.policy, keys, rules, self.tokenizer)
             if len(run.plan):
                 stack.enter_context(carried_out(self.desk.layers, run))
             outputs = decoding.run()
@@ -221,19 +229,6 @@ def rules_of(parts: Anatomy, tokenizer: Any, strings: tuple[str, ...], max_new_t
     if not all(strings):
         raise InputError("A stop string is empty; it would end every row at once.")
     return StopRules(eos_token_ids(parts.causal, tokenizer), strings, max_new_tokens)
-
-
-def check_can_sample(parts: Anatomy) -> None:
-    """Nothing, if left padding is harmless to the model.
-
-    Raises:
-        InputError: if its forward takes no position ids, so that padding would shift positions.
-    """
-    if not optional_arguments(parts.causal, "position_ids"):
-        raise InputError(
-            f"{type(parts.causal).__name__} takes no position ids, so prompts cannot be padded on the left; generate "
-            "through an engine, and score here."
-        )
 
 
 def text_of(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], stop: Sequence[str]) -> str:

@@ -34,6 +34,8 @@ class RowPositions:
         lens_on: copies of `prompt_lens` by device; passes over the same rows share it.
         token_ids: the tokens, if known; padding may hold any id.
         marks: per row, the positions that `span` and `mask` found in its prompt, if the plan asks for them.
+        fresh: False for tokens that an earlier pass has run, which are edited again and counted once; None if all are
+            new.
     """
 
     positions: Int[Tensor, "batch pos"]
@@ -41,6 +43,7 @@ class RowPositions:
     lens_on: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
     token_ids: Int[Tensor, "batch pos"] | None = field(default=None, repr=False, compare=False)
     marks: Marks | None = field(default=None, repr=False, compare=False)
+    fresh: Bool[Tensor, "batch pos"] | None = field(default=None, repr=False, compare=False)
     _positions_on: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -62,8 +65,16 @@ class RowPositions:
         if device not in self._positions_on:
             self._positions_on[device] = self.positions.to(device)
         return RowPositions(
-            self._positions_on[device], self.lens_on[device], token_ids=self.token_ids, marks=self.marks
+            self._positions_on[device],
+            self.lens_on[device],
+            token_ids=self.token_ids,
+            marks=self.marks,
+            fresh=self.fresh,
         )
+
+    def among_fresh(self, mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
+        """Those of the tokens that no earlier pass has run."""
+        return mask if self.fresh is None else mask & self.fresh.to(mask.device)
 
     def marked(self, by: Hashable) -> Bool[Tensor, "batch pos"]:
         """Which tokens a set holds that was looked up in the prompts."""

@@ -18,7 +18,8 @@ class EditReceipt:
         operator: the operator with its strength, as text.
         edited: tokens at which the operator acted.
         expected: tokens that the plan implies.
-        mean_relative_change: mean over edited tokens of ‖Δh‖ / ‖h‖; NaN if there were none.
+        mean_relative_change: mean over edited tokens of ‖Δh‖ / ‖h‖; NaN if there were none, or if the
+            row's stream was not finite.
         condition_passed: what the edit's condition answered for the row; None without a condition. Where it failed,
             no token is expected to be edited.
     """
@@ -81,6 +82,11 @@ class Receipt:
                     f"and edited {edit.edited}. The result cannot be trusted; another hook may skip or repeat it."
                 )
         return self
+
+
+def mean_change(total: float, edited: int) -> float:
+    """The mean of summed relative changes; NaN without any, or if they are not finite."""
+    return total / edited if edited and math.isfinite(total) else math.nan
 
 
 def warn_if_idle(receipts: Sequence[Receipt]) -> None:

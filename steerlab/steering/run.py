@@ -6,7 +6,6 @@ plan's edits apply in its order, each seeing the result of the one before. The r
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.edit import Edit
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import RowPositions
-from steerlab.steering.receipts import EditReceipt, Receipt
+from steerlab.steering.receipts import EditReceipt, Receipt, mean_change
 from steerlab.steering.schedule import Schedule
 from steerlab.steering.sets import Where
 
@@ -104,7 +103,7 @@ class PlanRun:
         else:
             delta, size = constant
         norm = torch.linalg.vector_norm(h.detach(), dim=-1, dtype=torch.promote_types(h.dtype, torch.float32))
-        self._passes[index].append(Tally(mask, size, norm, self._kept))
+        self._passes[index].append(Tally(self._rows.among_fresh(mask), size, norm, self._kept))
         return torch.where(mask[..., None], h + delta, h)
 
     def _mask(self, edit: Edit, device: torch.device) -> Tensor:
@@ -194,7 +193,7 @@ class PlanRun:
                         operator=str(edit.operator),
                         edited=int(edited[k, row]),
                         expected=0 if answer is False else int(expected[k][row]),
-                        mean_relative_change=float(changes[k, row] / edited[k, row]) if edited[k, row] else math.nan,
+                        mean_relative_change=mean_change(float(changes[k, row]), int(edited[k, row])),
                         condition_passed=answer,
                     )
                 )

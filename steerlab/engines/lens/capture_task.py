@@ -9,13 +9,15 @@ from torch import Tensor
 
 from steerlab.core.errors import InputError, PlanError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.not_finite import not_finite
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Activations
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import Capture, plan_hooks
 from steerlab.engines.lens.decoding import StopRules
 from steerlab.engines.lens.generating import GenerationJob, GenerationTask, ran_tokens
-from steerlab.engines.lens.rows import Rows, left_padded
+from steerlab.engines.lens.growth import fresh_rows
+from steerlab.engines.lens.rows import left_padded
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.positions import RowPositions
@@ -65,7 +67,17 @@ class CaptureTask:
         for job, token_ids in zip(jobs, ran, strict=True):
             self.positions[job.row_index] = self._read_positions(job, token_ids)
         for point in self.points:
-            self.values.setdefault(point, {}).update(zip(indices, capture.values(point), strict=True))
+            values = capture.values(point)
+            self._check_finite(point, values, jobs, steered=bool(len(assigned.plan)))
+            self.values.setdefault(point, {}).update(zip(indices, values, strict=True))
+
+    def _check_finite(
+        self, point: HookPoint, values: Sequence[Tensor], jobs: Sequence[GenerationJob], *, steered: bool
+    ) -> None:
+        for job, value in zip(jobs, values, strict=True):
+            if not bool(value.isfinite().all()):
+                what = f"The activations of prompt {job.prompt_index} at {point.name}"
+                raise not_finite(what, self.bridge.original_model.get_input_embeddings().weight.dtype, steered=steered)
 
     def _contents(self, jobs: Sequence[GenerationJob]) -> list[PromptContent]:
         return [self.contents[job.prompt_index] for job in jobs]
@@ -79,7 +91,7 @@ class CaptureTask:
         hooks = plan_hooks(run) + capture.hooks()
         backend = exact_backend(self.bridge, hooks)
         with backend.attached(hooks):
-            Rows(backend.model, run, lens).extend(*left_padded(prompts), keep=1)
+            fresh_rows(backend.model, run, lens, "step").extend(*left_padded(prompts), keep=1)
         made = run.receipts(
             token_ids=prompts,
             prompt_lens=lens,
@@ -98,6 +110,8 @@ class CaptureTask:
         self.receipts.update(task.receipts)
         for job in jobs:
             self.completions[job.row_index] = tuple(task.outputs[job.row_index].token_ids)
+            if task.outputs[job.row_index].finish_reason == "error":
+                raise task.failure(f"The logits of prompt {job.prompt_index}", steered=bool(len(assigned.plan)))
         return [ran_tokens(job, task.outputs[job.row_index]) for job in jobs]
 
     def _read_positions(self, job: GenerationJob, token_ids: Sequence[int]) -> tuple[int, ...]:

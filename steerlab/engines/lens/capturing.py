@@ -51,7 +51,7 @@ class Capture:
             tokens = step.tokens
             if self._marks is not None:
                 tokens = replace(tokens, marks=self._marks.rows(step.rows))
-            mask = self.where.resolve(tokens.on(value.device))
+            mask = tokens.among_fresh(self.where.resolve(tokens.on(value.device)))
             self._readers[point].take(value.detach(), mask, self._rows_of(step, value.device))
 
         return read

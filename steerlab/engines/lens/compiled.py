@@ -194,6 +194,8 @@ class CompiledRows:
         for layer in cache.layers:
             if layer.is_initialized:
                 layer.cumulative_length.zero_()
+                layer.keys.zero_()  # NaN of an earlier call would pass the mask: 0 times NaN is NaN
+                layer.values.zero_()
         ids, valid = ids.to(self.device), valid.to(self.device)
         width = ids.shape[1]
         positions = valid.cumsum(dim=-1) - 1

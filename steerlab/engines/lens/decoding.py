@@ -9,12 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steerlab.core.endings import find_stop
-from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
 from steerlab.engines.lens.rows import left_padded
 from steerlab.measures.draws import draw
-from steerlab.measures.log_probs import chosen_log_probs
+from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs
 
 FinishReason = Literal["eos", "stop", "length", "error"]
@@ -42,7 +41,7 @@ class GrowingRows(Protocol):
 
 @dataclass(frozen=True)
 class StopRules:
-    """When a row ends.
+    """When a row ends; one whose logits are no longer finite ends as well, with the reason `error`.
 
     Attributes:
         eos_ids: a row ends after any of these.
@@ -94,6 +93,7 @@ class Decoding:
         self._after = [Continuation(tokenizer, prompt) for prompt in prompts] if rules.strings else []
         self._keys = keys
         self._stopped: dict[int, int] = {}
+        self._failed: Tensor | None = None
         self._columns: list[tuple[Any, ...]] = []  # per step: rows, tokens, log p, log q
 
     def run(self) -> list[RowOutput]:
@@ -103,7 +103,10 @@ class Decoding:
         return self.outputs()
 
     def steps(self) -> Iterator[Int[Tensor, " batch"]]:
-        """Runs token by token, yielding each step's tokens; rows that have ended hold a negative id."""
+        """Runs token by token, yielding each step's tokens; rows that have ended hold a negative id.
+
+        A row whose logits are not finite ends there, without a token of that step; the others go on as they would.
+        """
         if self.rules.max_new_tokens == 0:
             return
         ids, valid = left_padded(self.prompts)
@@ -111,12 +114,16 @@ class Decoding:
         device = logits.device
         live_rows = torch.arange(len(self.prompts), device=device)
         ended = torch.zeros(len(self.prompts), dtype=torch.bool, device=device)
+        self._failed = torch.zeros_like(ended)
         eos = torch.tensor(sorted(self.rules.eos_ids), device=device)
         keys = self._keys if self.policy.is_greedy else self._keys.to(device)
         seen = _seen(ids, valid, logits.shape[-1]).to(device) if self.policy.repetition_penalty != 1 else None
         for index in range(self.rules.max_new_tokens):
             mine = keys[:, index] if self.policy.is_greedy else keys[live_rows, index]
-            tokens, log_p, log_q = self._draw(logits, seen, mine)
+            broken = rows_not_finite(logits)
+            self._failed[live_rows] |= broken & ~ended
+            ended = ended | broken
+            tokens, log_p, log_q = self._draw(logits.masked_fill(broken[:, None], 0.0), seen, mine)
             tokens = tokens.masked_fill(ended, -1)
             self._columns.append((live_rows, tokens, log_p, log_q))
             yield tokens
@@ -137,8 +144,6 @@ class Decoding:
             if seen is not None:
                 seen = seen.scatter(1, tokens.clamp_min(0)[:, None], True)
             logits = self.rows.step(tokens.masked_fill(ended, -1))[:, -1]
-        if bool(logits.isnan().any()):  # once there, it stays in a row's cache
-            raise InputError("The model's logits became NaN; a hook or edit drives the stream out of range.")
 
     def outputs(self) -> list[RowOutput]:
         """What every row has produced, read back in one go."""
@@ -151,8 +156,11 @@ class Decoding:
                 if self.with_log_probs:
                     outputs[row].token_log_probs.append(log_p[k])
                     outputs[row].token_log_qs.append(log_q[k])
+        failed = [] if self._failed is None else self._failed.tolist()
         for row, output in enumerate(outputs):
-            if output.token_ids and output.token_ids[-1] in self.rules.eos_ids:
+            if failed and failed[row]:
+                output.finish_reason = "error"
+            elif output.token_ids and output.token_ids[-1] in self.rules.eos_ids:
                 output.finish_reason = "eos"
             elif row in self._stopped:
                 output.finish_reason = "stop"

@@ -13,8 +13,9 @@ from steerlab.core.hook_points import HookPoint
 from steerlab.core.text import EncodedPair
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import HookPair, edit_pairs
-from steerlab.engines.lens.rows import Rows, left_padded
+from steerlab.engines.lens.rows import left_padded
 from steerlab.engines.lens.step import current_step
+from steerlab.engines.lens.whole_rows import WholeRows
 from steerlab.measures.log_probs import chosen_log_probs
 from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.plan import Plan
@@ -68,7 +69,7 @@ class DifferentiableScores:
         pairs = [pair for pair, _ in chosen]
         hooks = self._hooks(vector, marks_for([self._where], [c.before(p.context_ids) for p, c in chosen]))
         backend = exact_backend(self._bridge, hooks)
-        rows = Rows(backend.model, PlanRun(Plan(), len(pairs)), [len(p.context_ids) for p in pairs], use_cache=False)
+        rows = WholeRows(backend.model, PlanRun(Plan(), len(pairs)), [len(p.context_ids) for p in pairs])
         keep = max(len(pair.target_ids) for pair in pairs)
         wants_graph = torch.is_grad_enabled()
         with backend.attached(hooks), torch.set_grad_enabled(wants_graph):  # the bridge turns gradients off

@@ -1,6 +1,7 @@
 """LensEngine: generate, score and capture on a TransformerBridge."""
 
 import gc
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
+from steerlab.core.not_finite import not_finite
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
@@ -24,11 +26,12 @@ from steerlab.engines.lens.capture_task import CaptureTask, check_where
 from steerlab.engines.lens.capturing import HookPair, plan_hooks, whole_prompt_hooks
 from steerlab.engines.lens.differentiable import DifferentiableScores
 from steerlab.engines.lens.encoding import Encoder
-from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules
+from steerlab.engines.lens.generating import GenerationJob, GenerationTask, generation_jobs, stop_rules
+from steerlab.engines.lens.growth import fresh_rows
 from steerlab.engines.lens.info import describe_model
-from steerlab.engines.lens.rows import Rows, left_padded
+from steerlab.engines.lens.rows import left_padded
 from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
-from steerlab.measures.log_probs import chosen_log_probs
+from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, group_by_plan
 from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
@@ -39,6 +42,7 @@ from steerlab.steering.where import index as index_positions
 
 GREEDY = SamplingPolicy.greedy()
 REFERENCE_WINDOW = 256
+_log = logging.getLogger(__name__)
 
 
 class LensEngine:
@@ -139,6 +143,8 @@ class LensEngine:
 
         Raises:
             ContextLengthError: if a prompt and its new tokens exceed the context.
+            InputError: if no row's logits are finite without any plan, as in float16 on a model made for bfloat16. A
+                single row whose logits are not ends with the finish reason `error`, and no other row changes.
             PromptError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
         """
         encoded = self._encoder.prompts(prompts, chat)
@@ -154,12 +160,14 @@ class LensEngine:
         )
         self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
         jobs = generation_jobs([p.token_ids for p in encoded], n, seed, max_new_tokens)
+        plans = self._assign(plan, len(encoded))
         with _progress(len(jobs), "generate") as bar:
-            for assigned, members in group_by_plan(self._assign(plan, len(encoded))):
+            for assigned, members in group_by_plan(plans):
                 mine = [job for job in jobs if job.prompt_index in set(members)]
                 for batch in _batches([len(j.prompt) + max_new_tokens for j in mine], batch_size, self.batch_tokens):
                     task.run([mine[k] for k in batch], assigned)
                     bar.update(len(batch))
+        _say_what_failed(task, jobs, plans)
         receipts = [task.receipts[job.row_index] for job in jobs]
         if max_new_tokens:
             self._keep(receipts)
@@ -311,7 +319,7 @@ class LensEngine:
         run = PlanRun(assigned.plan, 1, self._encoder.contents(encoded))
         backend = exact_backend(self.model, plan_hooks(run))
         with backend.attached(plan_hooks(run)):
-            logits = Rows(backend.model, run, [len(token_ids)]).extend(*left_padded([token_ids]))
+            logits = fresh_rows(backend.model, run, [len(token_ids)], "step").extend(*left_padded([token_ids]))
         self.receipts = run.receipts(
             token_ids=[token_ids],
             prompt_lens=[len(token_ids)],
@@ -319,6 +327,8 @@ class LensEngine:
             row_indices=[0],
             plan_hash=assigned.given_hash,
         )
+        if bool(rows_not_finite(logits[0]).any()):
+            raise not_finite("The logits of the prompt", logits.dtype, steered=bool(len(assigned.plan)))
         return logits[0]
 
     def added_vector_scores(
@@ -424,6 +434,23 @@ class LensEngine:
         if self.model is None:
             raise InputError("This engine is closed; load the model again.")
         return Encoder(self.tokenizer, self.info)
+
+
+def _say_what_failed(task: GenerationTask, jobs: Sequence[GenerationJob], plans: Sequence[AssignedPlan]) -> None:
+    """Logs which rows ended because their logits were not finite.
+
+    Raises:
+        InputError: if that is every row, and none was steered: then the model cannot run as it is.
+    """
+    failed = [job for job in jobs if task.outputs[job.row_index].finish_reason == "error"]
+    if not failed:
+        return
+    steered = any(len(plans[job.prompt_index].plan) for job in failed)
+    indices = ", ".join(map(str, dict.fromkeys(job.prompt_index for job in failed)))
+    error = task.failure(f"The logits of rows of prompt {indices}", steered=steered)
+    if len(failed) == len(jobs) and not steered:
+        raise error
+    _log.warning("%d of %d rows ended with finish_reason 'error'. %s", len(failed), len(jobs), error)
 
 
 def _batches(lengths: Sequence[int], batch_size: int | str, budget: int) -> list[list[int]]:

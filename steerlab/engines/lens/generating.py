@@ -12,6 +12,7 @@ from torch import Tensor
 
 from steerlab.core.endings import before_stop, find_stop
 from steerlab.core.errors import InputError, PolicyError
+from steerlab.core.not_finite import not_finite
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, draw_keys, row_key
@@ -20,8 +21,8 @@ from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.compiled import CompiledRows, why_not_compiled
 from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
+from steerlab.engines.lens.growth import fresh_rows
 from steerlab.engines.lens.info import eos_token_ids
-from steerlab.engines.lens.rows import Rows
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent
 from steerlab.steering.receipts import Receipt
@@ -127,12 +128,16 @@ class GenerationTask:
         ids: list[int] = []
         given = 0
         for tokens in _only_while_running(decoding.steps(), attach):
+            if int(tokens[0]) < 0:  # its logits are not finite
+                break
             ids.append(int(tokens[0]))
             ready = self._ready(after.text(ids))
             if len(ready) > given:
                 yield ready[given:]
                 given = len(ready)
         self._finish([job], decoding.outputs(), run, rows, assigned)
+        if self.outputs[job.row_index].finish_reason == "error":
+            raise self.failure("The logits of the prompt's row", steered=bool(len(run.plan)))
         rest = self.completion(job).text[given:]
         if rest:
             yield rest
@@ -150,6 +155,10 @@ class GenerationTask:
             token_log_probs=output.token_log_probs,
             token_log_qs=output.token_log_qs,
         )
+
+    def failure(self, what: str, *, steered: bool) -> InputError:
+        """The error for a row whose logits are not finite."""
+        return not_finite(what, self.bridge.original_model.get_input_embeddings().weight.dtype, steered=steered)
 
     def _ready(self, text: str) -> str:
         """The part of a growing text that can be shown: whole characters, and nothing that may become a stop string."""
@@ -178,7 +187,7 @@ class GenerationTask:
             self._note("compiled")
             return run, CompiledRows(self.bridge, run, lens, self.rules.max_new_tokens), nullcontext
         self._note(backend.name)
-        return run, Rows(backend.model, run, lens), partial(backend.attached, hooks)
+        return run, fresh_rows(backend.model, run, lens, "step"), partial(backend.attached, hooks)
 
     def _note(self, engine: str) -> None:
         used = [*self.engine_used.split("+"), engine] if self.engine_used else [engine]
@@ -216,7 +225,9 @@ def _only_while_running(steps: Iterator[Tensor], attach: Attach) -> Iterator[Ten
 
 
 def ran_tokens(job: GenerationJob, output: RowOutput) -> tuple[int, ...]:
-    """The tokens of a row that went through the model: all but the last sampled one."""
+    """The tokens of a row that went through the model: all but the last sampled one; all if the row ended in error."""
+    if output.finish_reason == "error":
+        return (*job.prompt, *output.token_ids)
     return (*job.prompt, *output.token_ids[:-1]) if output.token_ids else ()
 
 

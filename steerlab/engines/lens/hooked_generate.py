@@ -12,16 +12,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
+from steerlab.core.not_finite import not_finite
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.seeds import check_seed, draw_keys, row_key
 from steerlab.core.spelling import decode
 from steerlab.core.text import encode_prompt
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.decoding import Decoding, StopRules
+from steerlab.engines.lens.growth import fresh_rows
 from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.info import context_length, eos_token_ids
 from steerlab.engines.lens.legacy import legacy_rows
-from steerlab.engines.lens.rows import Rows
 from steerlab.steering.plan import Plan
 from steerlab.steering.run import PlanRun
 
@@ -140,6 +141,10 @@ def hooked_generate(
     rules = StopRules(eos, (), max_tokens)
     with around:
         outputs = Decoding(rows, prompts, policy, keys, rules, with_log_probs=False).run()
+    failed = [row for row, output in enumerate(outputs) if output.finish_reason == "error"]
+    if failed:
+        what = f"The logits of row{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}"
+        raise not_finite(what, next(model.parameters()).dtype, steered=bool(hooks))
     width = max(len(output.token_ids) for output in outputs)
     new = [output.token_ids + [pad] * (width - len(output.token_ids)) for output in outputs]
     return torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
@@ -275,4 +280,4 @@ def _rows(
         )
     backend = choose_backend(model, [name for name, _ in hooks], engine)
     run = PlanRun(Plan(), len(prompts))
-    return Rows(backend.model, run, lens, use_cache=use_cache), backend.attached(hooks)
+    return fresh_rows(backend.model, run, lens, "step", use_cache=use_cache), backend.attached(hooks)

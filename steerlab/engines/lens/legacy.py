@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from steerlab.core.errors import BackendMissingError, InputError, PromptError
+from steerlab.engines.lens.arguments import optional_arguments
 from steerlab.engines.lens.backends import HookPair, keeping_form
 from steerlab.engines.lens.hooking import all_heard, find_hook_point
-from steerlab.engines.lens.rows import optional_arguments
 from steerlab.engines.lens.step import Step, running
 from steerlab.steering.positions import RowPositions
 

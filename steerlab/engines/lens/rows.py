@@ -1,7 +1,6 @@
 """A batch of rows on their way through the model: ids, masks, positions and the key-value cache, all explicit."""
 
 import copy
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from steerlab.engines.lens.arguments import optional_arguments
 from steerlab.engines.lens.step import Step, running
 from steerlab.steering.positions import RowPositions
 from steerlab.steering.run import PlanRun
@@ -25,12 +25,11 @@ class Rows:
         model: the causal language model to call, of a backend.
         run: the plan at work on these rows.
         prompt_lens: prompt length of each row.
-        use_cache: False runs all tokens again in every pass.
     """
 
     can_narrow = True
 
-    def __init__(self, model: Any, run: PlanRun, prompt_lens: Sequence[int], *, use_cache: bool = True) -> None:
+    def __init__(self, model: Any, run: PlanRun, prompt_lens: Sequence[int]) -> None:
         self.model = model
         self.run = run
         self.device = model.get_input_embeddings().weight.device
@@ -43,7 +42,6 @@ class Rows:
         self._passes = 0
         self._rows = torch.arange(len(prompt_lens), device=self.device)
         self._lens_on: dict[torch.device, Tensor] = {}
-        self._uncached: list[tuple[Tensor, Tensor]] | None = None if use_cache else []
 
     @property
     def n_tokens(self) -> int:
@@ -77,12 +75,6 @@ class Rows:
 
     def _pass(self, ids: Tensor, positions: Tensor, own: Tensor, keep: int) -> Tensor:
         """One call of the model; `own` has −1 where there is no live token."""
-        if self._uncached is not None:
-            self._uncached.append((ids, own))
-            live = (own >= 0).any(dim=1, keepdim=True)
-            ids, own = (torch.cat(parts, dim=1) for parts in zip(*self._uncached, strict=True))
-            own = own.masked_fill(~live, -1)
-            positions = own
         tokens = RowPositions(own, self.prompt_lens, self._lens_on, token_ids=ids)
         self.run.begin(tokens)
         known = {"position_ids": positions.clamp_min(0), "logits_to_keep": keep}
@@ -91,11 +83,11 @@ class Rows:
                 input_ids=ids,
                 attention_mask=None if self._mask is None else self._mask.long(),
                 past_key_values=self.cache,
-                use_cache=self._uncached is None,
+                use_cache=True,
                 **{name: known[name] for name in self._optional},
             )
         self._passes += 1
-        self.cache = output.past_key_values if self._uncached is None else None
+        self.cache = output.past_key_values
         return output.logits[:, -keep:]
 
     def _grow_mask(self, valid: Tensor | None, padded: bool, width: int = 0) -> None:
@@ -133,8 +125,6 @@ class Rows:
         self.prompt_lens, self._lens_on = self.prompt_lens[chosen], {}
         self._rows = self._rows[chosen]
         self._take(self, chosen)
-        if self._uncached is not None:
-            self._uncached = [(ids[chosen], own[chosen]) for ids, own in self._uncached]
 
     def _take(self, other: "Rows", chosen: Int[Tensor, " rows"]) -> None:
         """Counts, mask and cache of another's chosen rows."""
@@ -146,9 +136,13 @@ class Rows:
 def left_padded(
     sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
-    """Ids and validity of sequences that end together."""
+    """Ids and validity of sequences that end together.
+
+    Padding repeats a row's first token, which is finite wherever the row is: a masked key still meets the softmax, and
+    0 times NaN is NaN.
+    """
     width = max(map(len, sequences))
-    ids = [[0] * (width - len(row)) + list(row) for row in sequences]
+    ids = [[*row[:1]] * (width - len(row)) + list(row) for row in sequences]
     valid = [[False] * (width - len(row)) + [True] * len(row) for row in sequences]
     return torch.tensor(ids, device=device), torch.tensor(valid, device=device)
 
@@ -170,9 +164,3 @@ def _select_cache(cache: Any, index: Int[Tensor, " rows"]) -> Any:
     for layer in chosen.layers:
         layer.batch_select_indices(index.to(layer.keys.device))
     return chosen
-
-
-def optional_arguments(model: Any, *names: str) -> list[str]:
-    """Which of these arguments the model's forward takes."""
-    known = inspect.signature(model.forward).parameters
-    return [name for name in names if name in known]

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.errors import InputError, SteerlabError
+from steerlab.core.not_finite import not_finite
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import plan_hooks
-from steerlab.engines.lens.rows import Rows, left_padded, right_padded
+from steerlab.engines.lens.growth import AnyRows, fresh_rows
+from steerlab.engines.lens.rows import left_padded, right_padded
 from steerlab.engines.lens.shared_header import shared_header
+from steerlab.measures.log_probs import rows_not_finite
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent, looks_at_prompts
 from steerlab.steering.receipts import Receipt
@@ -110,19 +113,19 @@ class TeacherForcing:
         for batch in batches_by_tokens(costs, self.budget.tokens):
             self._run_contexts([unique[i] for i in batch], header)
 
-    def _header(self, contexts: Sequence[tuple[int, ...]]) -> Rows | None:
+    def _header(self, contexts: Sequence[tuple[int, ...]]) -> AnyRows | None:
         """One row that holds the beginning of all contexts, if it may run once for all of them."""
         length = shared_header(self.bridge, self.assigned.plan, contexts)
         if not length:
             return None
         run = PlanRun(self.assigned.plan, 1)
         backend = exact_backend(self.bridge, plan_hooks(run))
-        header = Rows(backend.model, run, [len(contexts[0])])
+        header = fresh_rows(backend.model, run, [len(contexts[0])], "block")
         with backend.attached(plan_hooks(run)):
             self._extend_in_blocks(header, *left_padded([contexts[0][:length]]))
         return header
 
-    def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]], header: Rows | None) -> None:
+    def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]], header: AnyRows | None) -> None:
         contexts = [context for context, _ in batch]
         rows = self._fresh(batch) if header is None else header.selected([0] * len(batch), [len(c) for c in contexts])
         done = 0 if header is None else header.n_tokens
@@ -133,14 +136,14 @@ class TeacherForcing:
         self._measure(first, logits)
         self._run_targets(rows, [(row, pair) for row, (_, pairs) in enumerate(batch) for pair in pairs])
 
-    def _fresh(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]]) -> Rows:
+    def _fresh(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]]) -> AnyRows:
         """Rows for contexts that run from their first token."""
         contents = [self.contents[pairs[0].prompt_index].before(context) for context, pairs in batch]
         run = PlanRun(self.assigned.plan, len(batch), contents)
         model = exact_backend(self.bridge, plan_hooks(run)).model
-        return Rows(model, run, [len(context) for context, _ in batch])
+        return fresh_rows(model, run, [len(context) for context, _ in batch], "block")
 
-    def _extend_in_blocks(self, rows: Rows, ids: Tensor, valid: Tensor) -> Tensor:
+    def _extend_in_blocks(self, rows: AnyRows, ids: Tensor, valid: Tensor) -> Tensor:
         """Runs long contexts block by block, so that attention scores stay small; logits of the last token."""
         logits = None
         width = max(1, self.budget.tokens // ids.shape[0])
@@ -149,7 +152,7 @@ class TeacherForcing:
         assert logits is not None
         return logits[:, -1]
 
-    def _run_targets(self, rows: Rows, pairs: list[tuple[int, ForcedPair]]) -> None:
+    def _run_targets(self, rows: AnyRows, pairs: list[tuple[int, ForcedPair]]) -> None:
         """Continues each context by its targets; a target's last token drives nothing and is not run."""
         short = [(row, pair) for row, pair in pairs if len(pair.target_ids) == 1]
         long = [(row, pair) for row, pair in pairs if len(pair.target_ids) > 1]
@@ -159,7 +162,7 @@ class TeacherForcing:
         for batch in batches_by_tokens(costs, self.budget.tokens):
             self._run_target_batch(rows, [long[i] for i in batch])
 
-    def _run_target_batch(self, rows: Rows, batch: list[tuple[int, ForcedPair]]) -> None:
+    def _run_target_batch(self, rows: AnyRows, batch: list[tuple[int, ForcedPair]]) -> None:
         chosen = rows.selected([row for row, _ in batch])
         pairs = [pair for _, pair in batch]
         ids, valid = right_padded([pair.target_ids[:-1] for pair in pairs])
@@ -186,11 +189,24 @@ class TeacherForcing:
             part = entries[start : start + self.logit_rows]
             chosen = logits[torch.tensor([row for _, _, row, _ in part], device=logits.device)]
             tokens = torch.tensor([token for _, _, _, token in part], device=logits.device)
+            self._check_finite(chosen, [pair for pair, _, _, _ in part])
             for name, measure in self.measures.items():
                 found = as_values(name, measure(chosen, tokens), len(part))
                 for (pair, place, _, _), value in zip(part, found, strict=True):
                     self._put(pair, name, place, value)
             self.n_measured.update(pair.row_index for pair, _, _, _ in part)
+
+    def _check_finite(self, logits: Tensor, pairs: Sequence[ForcedPair]) -> None:
+        """Nothing, if every row of logits is finite; one belongs to each of the pairs.
+
+        Raises:
+            InputError: otherwise; names the prompt and the row.
+        """
+        broken = rows_not_finite(logits)
+        if bool(broken.any()):
+            pair = pairs[int(broken.nonzero()[0])]
+            what = f"The logits of prompt {pair.prompt_index} (row {pair.row_index})"
+            raise not_finite(what, logits.dtype, steered=bool(len(self.assigned.plan)))
 
     def _put(self, pair: ForcedPair, name: str, place: int, value: np.ndarray) -> None:
         """Files what one token is worth; a pair's array is made when its first value comes."""

@@ -1,13 +1,12 @@
 """Receipts from what the workers counted, positions inherited from the prefix cache included."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steerlab.core.errors import ReceiptError
 from steerlab.engines.vllm.requests import Outcome, Request
 from steerlab.engines.vllm.specs import Runs, clip, merged, positions_in, size
-from steerlab.steering.receipts import EditReceipt, Receipt
+from steerlab.steering.receipts import EditReceipt, Receipt, mean_change
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
     for index, (label, group) in enumerate(zip(compiled.labels, compiled.groups, strict=True)):
         expected, beyond = sizes[group]
         counted, change = outcome.tally.get(index, (0.0, 0.0))
-        mean = change / counted if counted else math.nan
-        entries.append(EditReceipt(*label, int(counted) - beyond, expected, mean))
+        entries.append(EditReceipt(*label, int(counted) - beyond, expected, mean_change(change, int(counted))))
     return Receipt(request.prompt_index, request.row_index, given, tuple(entries)).check()
 
 
