@@ -22,6 +22,7 @@ from steerlab.cli.options import (
     WhereOption,
 )
 from steerlab.cli.texts import (
+    BosOption,
     ColumnOption,
     ConfigOption,
     ContextOption,
@@ -59,6 +60,7 @@ def divergence(
     dtype: DtypeOption = Dtype.FLOAT32,
     context_length: ContextOption = None,
     stride: StrideOption = None,
+    bos_each_window: BosOption = False,
     vector: VectorOption = None,
     layer: LayerOption = None,
     dose: DoseOption = None,
@@ -77,7 +79,15 @@ def divergence(
     with ExitStack() as stack:
         a = stack.enter_context(loaded(model, dtype))
         b = a if against is None else stack.enter_context(loaded(against, dtype))
-        found = sl.divergence(a, b, content, plan_a=plan, context_length=context_length, stride=stride)
+        found = sl.divergence(
+            a,
+            b,
+            content,
+            plan_a=plan,
+            context_length=context_length,
+            stride=stride,
+            bos_each_window=bos_each_window,
+        )
     if as_json:
         names = [*_FIGURES, "dtypes", "num_tokens", "context_length", "stride"]
         show_json({name: getattr(found, name) for name in names})

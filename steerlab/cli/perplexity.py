@@ -22,6 +22,7 @@ from steerlab.cli.options import (
 )
 from steerlab.cli.texts import (
     Backend,
+    BosOption,
     ColumnOption,
     ConfigOption,
     ContextOption,
@@ -59,6 +60,7 @@ def perplexity(
     tensor_parallel_size: Annotated[int, typer.Option(help="GPUs that share each layer (vLLM).")] = 1,
     context_length: ContextOption = None,
     stride: StrideOption = None,
+    bos_each_window: BosOption = False,
     vector: VectorOption = None,
     layer: LayerOption = None,
     dose: DoseOption = None,
@@ -76,7 +78,8 @@ def perplexity(
 ) -> None:
     """Measure the perplexity of a text.
 
-    Every token but the first is scored once, in windows of the context length.
+    Every token but the first is scored once, in windows of the context length. Models that were trained with BOS before
+    every text, such as Gemma, need --bos-each-window.
     """
     content = chosen_text(file, text, dataset, dataset_config, split, column)
     plan = make_plan(vector, layer, dose, coef, where)
@@ -91,6 +94,7 @@ def perplexity(
             content,
             context_length=context_length,
             stride=stride,
+            bos_each_window=bos_each_window,
             plan=plan,
             resume=resume,
             distributions=distributions,

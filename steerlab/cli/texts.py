@@ -48,6 +48,9 @@ ContextOption = Annotated[
 StrideOption = Annotated[
     int | None, typer.Option(help="New tokens per window; the whole window by default.", show_default=False)
 ]
+BosOption = Annotated[
+    bool, typer.Option("--bos-each-window", help="Put BOS before every window, and score the first token too.")
+]
 
 
 def chosen_text(

@@ -121,6 +121,7 @@ def divergence(
     context_length: int | None = None,
     stride: int | None = None,
     policy: SamplingPolicy | None = None,
+    bos_each_window: bool = False,
 ) -> Divergence:
     """KL(a ‖ b) of the next-token distributions at every position of a text but its first.
 
@@ -137,9 +138,12 @@ def divergence(
             GiB of log-probabilities.
         stride: new tokens per window; the context length by default.
         policy: compare the distributions that this policy samples from, instead of the softmax.
+        bos_each_window: put BOS before every window, as models that were trained with it need; the text's first token
+            is then compared too.
 
     Raises:
-        InputError: for engines of different vocabularies, or a context or stride outside its range.
+        InputError: for engines of different vocabularies, a context or stride outside its range, or `bos_each_window`
+            on a model without BOS.
         PolicyError: for a policy with a repetition penalty, which depends on all tokens before.
         PromptError, PlanError: as in `perplexity`.
 
@@ -154,14 +158,15 @@ def divergence(
         raise PolicyError("Divergence on given text does not cover repetition_penalty; use a policy without it.")
     check_same_vocabulary(engine_a, engine_b)
     at_most = WINDOW_BYTES // (4 * engine_a.info.d_vocab)
-    sizes = window_sizes([engine_a, engine_b], context_length, stride, at_most=at_most)
+    sizes = window_sizes([engine_a, engine_b], context_length, stride, at_most=at_most, bos_each_window=bos_each_window)
     windows = TextWindows(engine_a, text, sizes, plan_a, plan_b)
     rows: list[dict[str, np.ndarray]] = []
     with progress(windows.n_scored, "divergence") as bar:
         for part in windows:
             n_scored = part.window.n_scored
+            row = (*sizes.prefix, *part.ids)
             log_a, log_b = (
-                torch.as_tensor(window_values(engine, part.ids, n_scored, {"all": LogDistribution()}, plan)["all"])
+                torch.as_tensor(window_values(engine, row, n_scored, {"all": LogDistribution()}, plan)["all"])
                 for engine, plan in ((engine_a, plan_a), (engine_b, plan_b))
             )
             ids = torch.tensor(part.ids[-n_scored:])

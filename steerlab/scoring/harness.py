@@ -53,6 +53,7 @@ except ImportError as error:
 
 MAX_GEN_TOKS = 256
 _POLICY = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_OWN = ("max_length", "prefix_token_id", "seed", "add_bos_token")
 _QUANTITIES = {"log_prob": TokenLogProb(), "greedy": PolicyLogQ(SamplingPolicy.greedy())}
 _LOG = logging.getLogger(__name__)
 
@@ -77,6 +78,11 @@ class HarnessModel(TemplateLM):
             an engine's context holds the token that is predicted last, too.
         prefix_token_id: what an empty context is; BOS, else EOS, by default.
         seed: of sampling, for tasks that sample.
+        add_bos_token: whether texts are encoded with the tokenizer's special tokens, as lm-eval's argument of that
+            name. None lets the tokenizer decide for contexts, as lm-eval's None does, and adds none to a text that is
+            scored whole (`loglikelihood_rolling`): it stands after the prefix token already. Such scores compare with
+            lm-eval under `add_bos_token=False`; under None or True, lm-eval scores the BOS that a tokenizer such as
+            Gemma's adds, after the prefix token, and so does this adapter under True.
 
     Raises:
         InputError: for a `max_length` that the engine has no room for.
@@ -93,8 +99,11 @@ class HarnessModel(TemplateLM):
         max_length: int | None = None,
         prefix_token_id: int | None = None,
         seed: int = 0,
+        add_bos_token: bool | None = None,
     ) -> None:
         super().__init__()
+        if add_bos_token is not None and not isinstance(add_bos_token, bool):
+            raise InputError(f"add_bos_token is True, False or None, got {add_bos_token!r}.")
         longest = engine.info.context_length - 1
         if max_length is not None and not 1 <= max_length <= longest:
             raise InputError(f"max_length must be between 1 and {longest} on this engine, got {max_length}.")
@@ -103,6 +112,7 @@ class HarnessModel(TemplateLM):
         self.tokenizer = engine.tokenizer
         self.max_length = longest if max_length is None else max_length
         self.seed = seed
+        self.add_bos_token = add_bos_token
         self._prefix_token_id = prefix_token_id
 
     # --- as the harness asks for it -----------------------------------------------------------------------------
@@ -114,13 +124,13 @@ class HarnessModel(TemplateLM):
         """The model that `--model_args` describe.
 
         `pretrained` names the model and `engine` is `lens` (default) or `vllm`; `vector`, `layer`, `dose` or `coef`,
-        and `where` make the plan; `max_length`, `prefix_token_id` and `seed` are as above. What is left goes to the
-        engine. The harness's own `device` goes to the lens engine, but for its default of a GPU where there is none;
-        batches are the engine's affair.
+        and `where` make the plan; `max_length`, `prefix_token_id`, `seed` and `add_bos_token` are as above. What is
+        left goes to the engine. The harness's own `device` goes to the lens engine, but for its default of a GPU where
+        there is none; batches are the engine's affair.
         """
         arguments = dict(arg_dict)
         plan = _plan({name: arguments.pop(name, None) for name in ("vector", "layer", "dose", "coef", "where")})
-        own = {name: arguments.pop(name) for name in ("max_length", "prefix_token_id", "seed") if name in arguments}
+        own = {name: arguments.pop(name) for name in _OWN if name in arguments}
         return cls(_engine(arguments, plan, _device(additional_config or {})), plan, **own)
 
     @classmethod
@@ -163,10 +173,11 @@ class HarnessModel(TemplateLM):
         }
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """A text's ids; special tokens as the tokenizer adds them, but no second BOS."""
+        """A text's ids; special tokens as `add_bos_token` or else the tokenizer says, but no second BOS."""
         check_whole(string, "A text", PromptError)
-        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
-            add_special_tokens = False
+        if add_special_tokens is None:
+            twice = has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id))
+            add_special_tokens = False if twice else self.add_bos_token
         options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return self.tokenizer.encode(string, **options)
 
@@ -232,7 +243,7 @@ class HarnessModel(TemplateLM):
             windows = [
                 make_disjoint_window(window)
                 for window in get_rolling_token_windows(
-                    token_list=self.tok_encode(text),
+                    token_list=self.tok_encode(text, add_special_tokens=bool(self.add_bos_token)),
                     prefix_token=self.prefix_token_id,
                     max_seq_len=self.max_length,
                     context_len=1,

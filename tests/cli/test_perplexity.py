@@ -108,3 +108,13 @@ def test_divergence(steerlab, file, tmp_path, tiny_llama_path, tiny_llama_engine
     same = json.loads(steerlab(*base, "--against", tiny_llama_path, "--json").out)
     assert same["mean_kl"] == 0
     assert "--vector steers the model" in steerlab(*base).sentence
+
+
+def test_bos_before_every_window(steerlab, file, tiny_llama_path, tiny_llama_engine):
+    options = ("--model", tiny_llama_path, "--file", file, *WINDOWS, "--bos-each-window", "--json")
+    wanted = sl.perplexity(tiny_llama_engine, TEXT, context_length=60, stride=30, bos_each_window=True)
+    found = json.loads(steerlab("perplexity", *options).out)
+    assert found["nll"] == pytest.approx(wanted.nll, abs=1e-5)
+    assert found["num_tokens"] == wanted.num_tokens
+    compared = json.loads(steerlab("divergence", "--against", tiny_llama_path, *options).out)
+    assert compared["mean_nll_a"] == pytest.approx(wanted.nll, abs=1e-5)

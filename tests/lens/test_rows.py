@@ -17,7 +17,7 @@ def rows_for(engine, plan, prompt_lens):
 
 def test_padding():
     ids, valid = left_padded([[1, 2, 3], [4]])
-    assert ids.tolist() == [[1, 2, 3], [0, 0, 4]]
+    assert ids.tolist() == [[1, 2, 3], [4, 4, 4]]
     assert valid.tolist() == [[True, True, True], [False, False, True]]
     ids, valid = right_padded([[1, 2, 3], [4]])
     assert ids.tolist() == [[1, 2, 3], [4, 0, 0]]

@@ -266,3 +266,48 @@ def test_max_length(tiny_llama_engine):
     assert HarnessModel(tiny_llama_engine, max_length=100).max_length == 100
     with pytest.raises(sl.InputError, match="between 1 and 255"):
         HarnessModel(tiny_llama_engine, max_length=256)
+
+
+@pytest.fixture(scope="module")
+def with_bos(tiny_llama_path, tmp_path_factory):
+    """The tiny Llama with a tokenizer that puts BOS before every text, as Gemma's does."""
+    from tokenizers.processors import TemplateProcessing
+
+    path = tmp_path_factory.mktemp("bos")
+    AutoModelForCausalLM.from_pretrained(tiny_llama_path).save_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama_path)
+    bos = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    tokenizer.save_pretrained(path)
+    assert AutoTokenizer.from_pretrained(path).encode("Hi")[0] == bos[1]
+    with sl.load(path, device="cpu") as engine:
+        yield path, engine
+
+
+@pytest.mark.parametrize(("own", "wanted"), [(None, False), (False, False), (True, True)])
+def test_a_tokenizer_that_adds_bos(with_bos, own, wanted):
+    """BOS was scored after the prefix token, and counted as part of every text."""
+    from lm_eval.models.huggingface import HFLM
+
+    from steerlab.scoring.harness import HarnessModel
+
+    path, engine = with_bos
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    options = {"batch_size": 1, "max_length": MAX_LENGTH}
+    theirs = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(path), add_bos_token=wanted, **options)
+    ours = HarnessModel(engine, add_bos_token=own)
+    rolling = instances("loglikelihood_rolling", [(text,) for text in TEXTS])
+    expected = theirs.loglikelihood_rolling(rolling, disable_tqdm=True)
+    assert ours.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(expected, abs=2e-3)
+    if own is None:  # contexts are as the tokenizer makes them, as with lm-eval's None
+        theirs = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(path), **options)
+    pairs = instances("loglikelihood", PAIRS)
+    found = [log_prob for log_prob, _ in ours.loglikelihood(pairs, disable_tqdm=True)]
+    assert found == pytest.approx([p for p, _ in theirs.loglikelihood(pairs, disable_tqdm=True)], abs=1e-4)
+
+
+def test_add_bos_token_is_checked(tiny_llama_engine):
+    from steerlab.scoring.harness import HarnessModel
+
+    with pytest.raises(sl.InputError, match="add_bos_token is True, False or None"):
+        HarnessModel(tiny_llama_engine, add_bos_token="yes")

@@ -195,3 +195,14 @@ def test_what_cannot_be_compared(tiny_llama_engine):
     placed = sl.Plan(sl.add(vector, coef=1.0, where=sl.where.index(3)))
     with pytest.raises(PlanError, match="windows"):
         sl.divergence(tiny_llama_engine, tiny_llama_engine, TEXT, **SIZES, plan_b=placed)
+
+
+def test_bos_each_window_is_that_of_perplexity(tiny_llama_engine, other):
+    options = {"context_length": 20, "stride": 10, "bos_each_window": True}
+    found = sl.divergence(tiny_llama_engine, other, TEXT, **options)
+    for nll, engine in ((found.nll_a, tiny_llama_engine), (found.nll_b, other)):
+        expected = sl.perplexity(engine, TEXT, **options)
+        np.testing.assert_allclose(nll, expected.token_nlls, atol=1e-5)
+    assert found.positions.tolist() == list(range(expected.num_tokens))
+    without = sl.divergence(tiny_llama_engine, other, TEXT, context_length=20, stride=10)
+    assert without.num_tokens == found.num_tokens - 1
