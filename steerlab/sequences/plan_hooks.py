@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, PlanError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.quantisation import quantisation
 from steerlab.core.shipped import reference_text
 from steerlab.core.text import encode_prompt
 from steerlab.engines.lens.backends import install_input_hook, install_output_hook
@@ -99,7 +100,7 @@ class PlanDesk:
                 name=getattr(self.parts.causal, "name_or_path", "") or type(self.parts.causal).__name__,
                 revision=None,
                 weights_hash=hash_of_weights(self.parts.causal),
-                weight_processing="none",
+                weight_processing=quantisation(self.parts.causal.config),
                 n_layers=len(self.layers),
                 d_model=int(weight.shape[1]),
                 d_vocab=int(weight.shape[0]),

@@ -98,7 +98,7 @@ def test_it_equals_fast_and_another_plan_needs_no_compiling(request, name, monke
     check_equal(*both(engine, plan_of(engine, "ablate"), max_new_tokens=1))
     ids = [1, *range(3, 384, 7)]
     monkeypatch.setattr(engine.model.original_model.generation_config, "eos_token_id", ids)
-    ended = both(engine, plan_of(engine, "clamp"), policy=sl.SamplingPolicy(temperature=1.5), seed=2)
+    ended = both(engine, plan_of(engine, "clamp"), policy=sl.SamplingPolicy(temperature=1.5), seed=5)
     check_equal(*ended)
     assert {c.finish_reason for c in ended[1][0]} == {"eos", "length"}
     assert graphs() == made

@@ -46,6 +46,16 @@ def test_compatibility_mode_is_recorded(tiny_gpt2_path):
     assert (before.weight_processing, after.weight_processing) == ("none", "compatibility_mode")
 
 
+def test_quantised_weights_are_recorded(tiny_gpt2_path, monkeypatch):
+    """They were said to be plain, so that a vector of plain weights was taken for one of these."""
+    bridge = TransformerBridge.boot_transformers(str(tiny_gpt2_path), dtype=torch.float32, device="cpu")
+    stated = {"quant_method": "gptq", "bits": 4}
+    monkeypatch.setattr(bridge.original_model.config, "quantization_config", stated, raising=False)
+    assert sl.load(bridge).info.weight_processing == "gptq 4-bit"
+    bridge.enable_compatibility_mode(disable_warnings=True)
+    assert sl.load(bridge).info.weight_processing == "gptq 4-bit compatibility_mode"
+
+
 def test_unknown_models_say_what_to_do(tmp_path):
     with pytest.raises(ModelNotFoundError):
         sl.load(tmp_path / "no-such-model")

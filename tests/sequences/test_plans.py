@@ -163,3 +163,22 @@ def test_a_dose_follows_weights_written_through_data(make_processor, sequences, 
     fresh = make_processor(model=processor.parts.causal).teacher_force_logprobs(sequences, plan=plan)
     assert np.abs(after - before).max() > 1e-2
     np.testing.assert_array_equal(after, flat(fresh.logprobs))
+
+
+def test_quantised_weights_are_recorded(make_processor):
+    processor = make_processor()
+    processor.parts.causal.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    assert processor._desk.info.weight_processing == "gptq 4-bit"
+
+
+def test_a_row_that_is_not_finite_is_named(make_processor, sequences):
+    """Scores came back NaN, without a word."""
+    processor = make_processor()
+    weight = processor.parts.causal.get_input_embeddings().weight
+    token = sequences.response_ids(1, 0)[0]
+    with torch.no_grad():
+        weight[token] = torch.nan
+    with pytest.raises(sl.InputError, match=r"The final states of prompt \d, response \d, are not finite"):
+        processor.teacher_force_logprobs(sequences)
+    with pytest.raises(sl.InputError, match="The logits of prompt 1, sample 0, are not finite"):
+        processor.generate_batched([[5, 6], [7, token]], 1, seed=0)

@@ -8,6 +8,7 @@ import torch
 from steerlab.core.endings import eos_ids_of
 from steerlab.core.engine import ModelInfo
 from steerlab.core.hashing import HASH_LENGTH
+from steerlab.core.quantisation import quantisation
 from steerlab.models import weights_hash
 
 
@@ -21,13 +22,20 @@ def describe_model(bridge: Any, name: str | None, path: Any, revision: str | Non
         name=name or str(bridge.cfg.model_name),
         revision=revision,
         weights_hash=weights_hash(path) if path is not None else parameters_hash(bridge.original_model),
-        weight_processing="compatibility_mode" if getattr(bridge, "compatibility_mode", False) else "none",
+        weight_processing=_weight_processing(bridge),
         n_layers=int(bridge.cfg.n_layers),
         d_model=int(bridge.cfg.d_model),
         d_vocab=int(head.weight.shape[0]) if head is not None else int(embedding.shape[0]),
         context_length=context,
         dtype=str(embedding.dtype).removeprefix("torch."),
     )
+
+
+def _weight_processing(bridge: Any) -> str:
+    done = quantisation(bridge.original_model.config)
+    if not getattr(bridge, "compatibility_mode", False):
+        return done
+    return "compatibility_mode" if done == "none" else f"{done} compatibility_mode"
 
 
 def context_length(model: Any) -> int | None:

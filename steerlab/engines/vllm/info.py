@@ -6,6 +6,7 @@ from typing import Any
 from steerlab.core.endings import eos_ids_of
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, ModelNotFoundError
+from steerlab.core.quantisation import quantisation
 from steerlab.models import weights_hash
 from steerlab.models.resolver import ResolvedModel
 
@@ -47,21 +48,13 @@ def describe(found: ResolvedModel, config: Any, model_config: Any) -> ModelInfo:
         name=found.name,
         revision=found.revision,
         weights_hash=weights_hash(found.path),
-        weight_processing=quantisation(config, model_config),
+        weight_processing=quantisation(config, getattr(model_config, "quantization", None)),
         n_layers=int(text.num_hidden_layers),
         d_model=int(text.hidden_size),
         d_vocab=int(text.vocab_size),
         context_length=int(model_config.max_model_len),
         dtype=str(model_config.dtype).removeprefix("torch."),
     )
-
-
-def quantisation(config: Any, model_config: Any) -> str:
-    """The method and layout of quantised weights, e.g. `compressed-tensors int-quantized`; `none` for plain ones."""
-    method = getattr(model_config, "quantization", None)
-    stated = getattr(config, "quantization_config", None) or {}
-    layout = stated.get("format") if isinstance(stated, dict) else getattr(stated, "format", None)
-    return "none" if method is None else " ".join(str(part) for part in (method, layout) if part)
 
 
 def eos_token_ids(tokenizer: Any, config: Any, path: Path) -> frozenset[int]:
