@@ -15,8 +15,9 @@ from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.experiment.controls import Arm, Controls, control_arms
 from steerlab.experiment.item_values import item_values
+from steerlab.experiment.looks import Look, content_hashes, prompt_hash
 from steerlab.experiment.metrics import Metric, find_metric, metric_identity
-from steerlab.experiment.selection import Selection, prompt_hash, prompt_hashes
+from steerlab.experiment.selection import Selection
 from steerlab.measures.intervals import cluster_bootstrap_mean, null_rank
 
 
@@ -36,8 +37,8 @@ class Confirmation:
         null_ranks: per null family, the share of draws at least as large, the plan counted in.
         num_items: held-out items.
         on_hash: content hash of the held-out items.
-        prompts: hashes of their prompts.
-        look: 1 for the first look at these items, 2 for the second, and so on.
+        prompts: hashes of their prompts, and of each prompt with a target after it.
+        look: 1 if nothing was measured on any of these items before, 2 for the second look, and so on.
         overlap: held-out items whose prompt or group was among the development items, allowed by the caller.
         rows: a row per item: `item`, `group`, `base_value`, `value`, `change`.
         nulls: a row per control draw: `family`, `draw`, `gain`.
@@ -107,7 +108,7 @@ def confirm(
     on: Targets,
     *,
     metric: "str | Metric | None" = None,
-    earlier: Sequence[Confirmation] = (),
+    earlier: Sequence[Look | Confirmation] = (),
     allow_overlap: bool = False,
     controls: Controls | None = None,
     pairs: ContrastPairs | None = None,
@@ -122,7 +123,7 @@ def confirm(
         best: what `select` found.
         on: items that the selection has not seen.
         metric: as in the selection by default; a function must be passed again.
-        earlier: confirmations made before; those that share a held-out prompt count as earlier looks.
+        earlier: whatever was measured before, on any items; what shares a held-out prompt counts as an earlier look.
         allow_overlap: measure although items share prompts or groups with the development items; it is noted.
         controls: null families to rank the gain against; none by default.
         pairs: the pairs the vectors were extracted from, for label-flip controls.
@@ -147,7 +148,7 @@ def confirm(
     name, measure = find_metric(chosen)
     resolved = best.plan.check(engine.info).resolved(engine.median_norm, engine.info.weights_hash)
     base, value = item_values(engine, [None, resolved], on, measure)
-    change = value - base
+    change, contents = value - base, content_hashes(on)
     nulls = pd.DataFrame(columns=["family", "draw", "gain"])
     if controls is not None:
         with warnings.catch_warnings():
@@ -167,8 +168,8 @@ def confirm(
         null_ranks=_ranks(float(change.mean()), nulls),
         num_items=len(on),
         on_hash=on.hash,
-        prompts=prompt_hashes(on),
-        look=1 + sum(bool(seen.prompts & prompt_hashes(on)) for seen in earlier),
+        prompts=contents,
+        look=1 + sum(bool(seen.prompts & contents) for seen in earlier),
         overlap=len(overlap),
         rows=pd.DataFrame(
             {"item": range(len(on)), "group": on.groups, "base_value": base, "value": value, "change": change}

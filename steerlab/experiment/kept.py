@@ -1,6 +1,7 @@
 """What every measurement of an experiment shares: its session, its results, and how a result is kept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from steerlab.core.hashing import content_hash
 from steerlab.core.shipped import neutral_text
 from steerlab.core.text import PromptLike, as_prompts
 from steerlab.experiment.cells import Cell
+from steerlab.experiment.confirmation import Confirmation
 from steerlab.experiment.effect import Effect
+from steerlab.experiment.looks import Look
 from steerlab.experiment.results import Results, keep, read_back
 from steerlab.experiment.session import Session
 
@@ -72,6 +75,20 @@ class Kept:
             ['no effect']
         """
         return [effect for effect, _ in self.results.effects]
+
+    @property
+    def looks(self) -> "list[Look | Confirmation]":
+        """Every look at items or texts so far, by whatever call, those of earlier runs of the folder included.
+
+        A run of a version that recorded no looks counts its confirmations.
+        """
+        found = self._session.looks.listed()
+        confirmations = self.results.confirmations
+        unrecorded = len(confirmations) - sum(look.kind == "confirm" for look in found)
+        return [*confirmations[: max(0, unrecorded)], *found]
+
+    def _look(self, kind: str, asked: Callable[[], tuple[Sequence[Any], Any]]) -> AbstractContextManager[None]:
+        return self._session.looks.at(kind, asked)
 
     def _key(self, kind: str, what: list[Any]) -> str:
         return Cell(kind, {"content": content_hash(what), "seed": self.seed}).key(self._session.engine_hash)

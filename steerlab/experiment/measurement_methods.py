@@ -1,6 +1,7 @@
 """Measurements of an experiment, as its methods: they check, ask for cells, and keep what comes of them."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ from steerlab.experiment.cells import Tally
 from steerlab.experiment.controls import Controls
 from steerlab.experiment.effect import Effect
 from steerlab.experiment.kept import Kept
-from steerlab.experiment.metrics import Metric
+from steerlab.experiment.metrics import Metric, metric_identity
 from steerlab.experiment.results import keep
 from steerlab.experiment.selfcheck import SelfCheck, selfcheck
 from steerlab.experiment.sweep import check_doses
@@ -81,7 +82,8 @@ class Measurements(Kept):
         found = self.results.find("vectors", key)
         if found is None:
             arguments = (pairs, method, site, layers, read, chat, options)
-            found = recorded.extracted(self._session, *arguments)
+            with self._look("extract", lambda: ([pairs if isinstance(pairs, Targets) else None], key)):
+                found = recorded.extracted(self._session, *arguments)
             keep(self._session, self.results, "vectors", key, found)
         elif found.origin is None and isinstance(pairs, ContrastPairs):
             found = recorded.with_origin(self._session, found, read, chat, options)
@@ -136,18 +138,26 @@ class Measurements(Kept):
             >>> effect.by_dose().columns.tolist()[:2]
             ['dose', 'value']
         """
-        effect, ready = measuring.measure_effect(
-            self._session,
-            plan,
-            targets,
-            doses,
-            controls=controls,
-            metric=metric,
-            pairs=pairs,
-            max_ppl_ratio=max_ppl_ratio,
-            neutral=self._neutral(neutral),
-            tokens_per_call=tokens_per_call,
-        )
+        drawn = None if pairs is None else pairs.hash
+        with self._look(
+            "effect",
+            lambda: (
+                [targets, neutral],
+                [plan.hash, check_doses(doses), asdict(controls), metric_identity(metric), drawn, max_ppl_ratio],
+            ),
+        ):
+            effect, ready = measuring.measure_effect(
+                self._session,
+                plan,
+                targets,
+                doses,
+                controls=controls,
+                metric=metric,
+                pairs=pairs,
+                max_ppl_ratio=max_ppl_ratio,
+                neutral=self._neutral(neutral),
+                tokens_per_call=tokens_per_call,
+            )
         key = measuring.effect_key(self._session, effect, ready, controls)
         keep(self._session, self.results, "effect", key, (effect, ready))
         return self.results.find("effect", key)[0]
@@ -188,11 +198,14 @@ class Measurements(Kept):
         run_doses = check_doses(doses, at_least=1)
         self._session.open()
         ready, neutral = measuring.resolved(self._session, plan), self._neutral(texts)
-        with Tally(self._session.cells, "cost"):
+        given = None if prompts is None else as_prompts(prompts)
+        what = [run_doses, str(policy), max_new_tokens, n]
+        looked = [None if texts is None else neutral, given]
+        with self._look("cost", lambda: (looked, [plan.hash, *what])), Tally(self._session.cells, "cost"):
             frame = measuring.perplexities(self._session, ready, neutral, run_doses).assign(plan_hash=plan.hash)
-            if prompts is not None:
+            if given is not None:
                 options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": [], "chat": False}
-                made = recorded.generations(self._session, plan, as_prompts(prompts), run_doses, options)
+                made = recorded.generations(self._session, plan, given, run_doses, options)
                 frame = frame.merge(text_statistics(made), on="dose")
         return self._keep_frame(
             "cost", frame, [ready.hash, run_doses, neutral, prompts, str(policy), max_new_tokens, n]
@@ -219,7 +232,8 @@ class Measurements(Kept):
         """
         self._session.open()
         neutral = self._neutral(texts)
-        with Tally(self._session.cells, "entropy"):
+        own = None if texts is None else neutral
+        with self._look("entropy", lambda: ([own], [plan.hash, str(policy)])), Tally(self._session.cells, "entropy"):
             frame = recorded.entropies(self._session, plan, neutral, policy)
         frame = frame.assign(plan=str(plan), plan_hash=plan.hash, policy=str(policy))
         return self._keep_frame("entropy", frame, [plan.hash, neutral, str(policy)])
@@ -264,13 +278,15 @@ class Measurements(Kept):
         self._session.open()
         strings = [stop] if isinstance(stop, str) else list(stop)
         options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": strings, "chat": chat}
-        with Tally(self._session.cells, "generate"):
+        stated = options | {"policy": str(policy)}
+        with (
+            self._look("generate", lambda: ([found], [plan.hash, run_doses, stated])),
+            Tally(self._session.cells, "generate"),
+        ):
             frame = recorded.generations(self._session, plan, found, run_doses, options)
         frame = frame if judge is None else judged(frame, judge)
         judged_by = None if judge is None else sorted(set(frame.columns))
-        return self._keep_frame(
-            "generations", frame, [plan.hash, found, run_doses, options | {"policy": str(policy)}, judged_by]
-        )
+        return self._keep_frame("generations", frame, [plan.hash, found, run_doses, stated, judged_by])
 
     def score(self, plan: Plan | None, targets: Targets) -> Scores:
         """Exact scores of every target, positives before negatives, per item.
@@ -281,7 +297,10 @@ class Measurements(Kept):
             True
         """
         self._session.open()
-        with Tally(self._session.cells, "score"):
+        with (
+            self._look("score", lambda: ([targets], None if plan is None else plan.hash)),
+            Tally(self._session.cells, "score"),
+        ):
             ready = None if plan is None else measuring.resolved(self._session, plan)
             engine = CellEngine(self._session)
             return engine.score(targets.prompts, [item.targets for item in targets], plan=ready)

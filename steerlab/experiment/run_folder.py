@@ -11,7 +11,7 @@ from steerlab.core.errors import RunError
 from steerlab.core.files import encoded, write_atomic
 
 MANIFEST_FILE = "manifest.jsonl"
-FOLDERS = ("cells", "inputs", "effects", "frames", "findings", "vectors")
+FOLDERS = ("cells", "inputs", "effects", "frames", "findings", "vectors", "looks")
 RUN_FILE = "run.json"
 REPORT_FILE = "report.html"
 

@@ -11,13 +11,13 @@ from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.hashing import content_hash
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.experiment.costs import perplexity_ratio
 from steerlab.experiment.entropies import entropy_change
 from steerlab.experiment.item_values import item_values
+from steerlab.experiment.looks import prompt_hashes
 from steerlab.experiment.metrics import Metric, find_metric, metric_identity
 from steerlab.scoring import text_nlls
 from steerlab.steering.operators import add
@@ -291,16 +291,6 @@ def check_constraints(subject_to: Mapping[str, float] | None, texts: Sequence[Pr
         if name != "anti_steerable" and not texts:
             raise InputError(f"{name} is measured on neutral texts; pass texts=.")
     return bounds
-
-
-def prompt_hash(prompt: PromptLike) -> str:
-    """Content hash of a prompt, text apart from space around it."""
-    return content_hash(prompt.strip() if isinstance(prompt, str) else prompt)
-
-
-def prompt_hashes(targets: Targets) -> frozenset[str]:
-    """Hashes of all prompts."""
-    return frozenset(prompt_hash(prompt) for prompt in targets.prompts)
 
 
 def _named_vectors(vectors: VectorsLike) -> list[tuple[str, SteeringVector]]:

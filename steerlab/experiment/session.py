@@ -19,6 +19,7 @@ from steerlab.experiment.fingerprint import (
 )
 from steerlab.experiment.inputs import Inputs
 from steerlab.experiment.locking import RunLock
+from steerlab.experiment.looks import Looks
 from steerlab.experiment.run_folder import RUN_FILE, RunFolder, read_json
 from steerlab.experiment.storage import json_text
 from steerlab.steering.extract import library_versions
@@ -41,6 +42,7 @@ class Session:
         folder: the run directory; None keeps everything in memory.
         cells: finished measurements.
         inputs: plans and data of the measurements.
+        looks: how often items were measured on.
         records: what was measured, in order: kind, key, and number within the kind.
         lazy: stands for the engine and loads it when asked for anything.
         overwrite: whether `open` removes a run that lies there.
@@ -70,6 +72,7 @@ class Session:
         self.model, self.load_options = model, dict(load_options)
         self.folder = None if path is None else RunFolder(path)
         self.cells, self.inputs = Cells(self.folder), Inputs(self.folder)
+        self.looks = Looks(self.folder, self.inputs, self.cells)
         self.records: list[dict[str, Any]] = []
         self.lazy: Any = _LazyEngine(self)
         self._fingerprint: Fingerprint | None = None
@@ -196,6 +199,7 @@ class Session:
             return
         if self.overwrite:
             self.folder.clear()
+            self.looks.forget()
             self.overwrite, self._stored, self.records = False, {}, []
             return
         self._continue()

@@ -9,6 +9,7 @@
     frames/               cost-000.parquet, entropy-000.parquet, generations-000.parquet, …
     findings/             selection-000/finding.json with its frames, …
     vectors/000.safetensors
+    looks/000000.json     what measured on which items, in order
     manifest.jsonl        the hash of every file above, as it was written
     report.html
 

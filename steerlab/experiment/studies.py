@@ -1,7 +1,7 @@
 """Studies of several arms, on the cells of an experiment: selection, confirmation, interaction, transfer, parity."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,34 +23,27 @@ from steerlab.experiment.selection import (
     Baseline,
     Selection,
     Try,
-    VectorsLike,
     check_constraints,
     choose,
-    list_tries,
     measure_try,
 )
 from steerlab.experiment.session import BACKENDS, Session
 from steerlab.steering.plan import Plan
-from steerlab.steering.vectors import SteeringVector
 
 
 def select(
     session: Session,
-    vectors: VectorsLike,
-    doses: Sequence[float],
+    tries: Sequence[Try],
     on: Targets,
     *,
-    layers: Iterable[int] | None,
     subject_to: Mapping[str, float] | None,
     metric: "str | Metric",
     texts: Sequence[PromptLike],
     policy: SamplingPolicy,
-    make: Callable[[SteeringVector], Plan],
 ) -> Selection:
-    """As `steerlab.experiment.selection.select`; every try is a cell."""
+    """As `steerlab.experiment.selection.select`, of tries that are listed; every try is a cell."""
     bounds = check_constraints(subject_to, texts)
     _, measure = find_metric(metric)
-    tries = list_tries(vectors, doses, layers=layers, make=make)
     engine: Any = CellEngine(session)
     item_values(engine, [None, *(one.plan for one in tries)], on, measure)  # all at once, where the engine gains by it
 

@@ -16,9 +16,10 @@ from steerlab.experiment.confirmation import Confirmation, confirm
 from steerlab.experiment.controls import Controls
 from steerlab.experiment.interaction import Interaction, interaction
 from steerlab.experiment.kept import Kept
+from steerlab.experiment.looks import Look, Looks
 from steerlab.experiment.metrics import Metric, metric_identity
 from steerlab.experiment.parity import Parity, parity
-from steerlab.experiment.selection import DEFAULT_POLICY, Selection, VectorsLike, plain_addition
+from steerlab.experiment.selection import DEFAULT_POLICY, Selection, VectorsLike, list_tries, plain_addition
 from steerlab.experiment.transfer import Transfer, transfer
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import SteeringVector
@@ -66,11 +67,16 @@ class Studies(Kept):
             4
         """
         self._session.open()
-        options = {"layers": layers, "subject_to": subject_to, "metric": metric, "policy": policy, "make": make}
-        with Tally(self._session.cells, "select"):
-            found = studies.select(self._session, vectors, doses, on, texts=self._neutral(texts), **options)
-        tries = found.table[["plan_hash", "vector"]].to_numpy().tolist()
-        what = [tries, on.hash, metric_identity(metric), dict(subject_to or {}), self._neutral(texts), str(policy)]
+        tries, neutral = list_tries(vectors, doses, layers=layers, make=make), self._neutral(texts)
+        bounds, own = dict(subject_to or {}), None if texts is None else neutral
+        named = [[one.plan.hash, one.name] for one in tries]
+        options = {"subject_to": subject_to, "metric": metric, "policy": policy}
+        with (
+            self._look("select", lambda: ([on, own], [named, metric_identity(metric), bounds, str(policy)])),
+            Tally(self._session.cells, "select"),
+        ):
+            found = studies.select(self._session, tries, on, texts=neutral, **options)
+        what = [named, on.hash, metric_identity(metric), bounds, neutral, str(policy)]
         return self._keep_finding("selection", found, what)
 
     def confirm(
@@ -83,7 +89,9 @@ class Studies(Kept):
         pairs: ContrastPairs | None = None,
         allow_overlap: bool = False,
     ) -> Confirmation:
-        """Measures a selected plan on held-out items; a further look at the same items is recorded as one.
+        """Measures a selected plan on held-out items, and says which look at them that is.
+
+        Whatever was measured on any of these items before, by any call, is an earlier look; see `looks`.
 
         Args:
             best: what `select` found.
@@ -94,7 +102,7 @@ class Studies(Kept):
             allow_overlap: measure although items share prompts or groups with the development items.
 
         Returns:
-            A `Confirmation`; the same confirmation asked for again is no further look.
+            A `Confirmation`; the same confirmation asked for again is the one that is kept, and no further look.
 
         Raises:
             DataError: if held-out items share a prompt or a group with the development items.
@@ -110,13 +118,15 @@ class Studies(Kept):
         known = self._find("confirmation", what)
         if known is not None:
             return known
-        with Tally(self._session.cells, "confirm"):
+        own = Looks.key("confirm", [on], what)  # of this call, if an interrupt ended it before
+        earlier = [look for look in self.looks if not (isinstance(look, Look) and look.key == own)]
+        with self._look("confirm", lambda: ([on], what)), Tally(self._session.cells, "confirm"):
             found = confirm(
                 studies.elsewhere(self._session, None),
                 best,
                 on,
                 metric=metric,
-                earlier=self.results.confirmations,
+                earlier=earlier,
                 allow_overlap=allow_overlap,
                 controls=controls,
                 pairs=pairs,
@@ -154,7 +164,10 @@ class Studies(Kept):
         first, second = (measuring.resolved(self._session, plan) for plan in (plan_a, plan_b))
         engine = studies.elsewhere(self._session, None)
         scales: dict[str, Any] = {"scales_a": list(doses_a), "scales_b": list(doses_b)}
-        with Tally(self._session.cells, "interaction"):
+        with (
+            self._look("interaction", lambda: ([targets], [plan_a.hash, plan_b.hash, metric_identity(metric), scales])),
+            Tally(self._session.cells, "interaction"),
+        ):
             found = interaction(engine, first, second, targets, metric=metric, seed=self.seed, **scales)
         what = [first.hash, second.hash, targets.hash, metric_identity(metric), scales]
         return self._keep_finding("interaction", found, what)
@@ -189,9 +202,14 @@ class Studies(Kept):
         """
         self._session.open()
         used = studies.elsewhere(self._session, engine)
-        with Tally(self._session.cells, "transfer"):
-            found = transfer(used, plan, targets, doses, metric=metric, seed=self.seed)
         run_by = studies.other_engine_hash(self._session, engine)
+        with (
+            self._look(
+                "transfer", lambda: ([targets], [plan.hash, [float(d) for d in doses], metric_identity(metric), run_by])
+            ),
+            Tally(self._session.cells, "transfer"),
+        ):
+            found = transfer(used, plan, targets, doses, metric=metric, seed=self.seed)
         what = [plan.hash, targets.hash, [float(dose) for dose in doses], metric_identity(metric), run_by]
         return self._keep_finding("transfer", found, what)
 
@@ -234,7 +252,13 @@ class Studies(Kept):
         if known is not None:
             return known
         options = {"prompts": given[0], "texts": given[1], "max_new_tokens": max_new_tokens, "tolerance": tolerance}
-        if not isinstance(against, str):
-            return self._keep_finding("parity", parity(self.engine, against, ready, **options), what)
-        with contextlib.closing(studies.start_other(self._session, against, ready, load_options)) as other:
-            return self._keep_finding("parity", parity(self.engine, other, ready, **options), what)
+        with (
+            self._look("parity", lambda: (given, [plan.hash, run_by, max_new_tokens])),
+            contextlib.ExitStack() as stack,
+        ):
+            other = against
+            if isinstance(other, str):
+                started = studies.start_other(self._session, other, ready, load_options)
+                other = stack.enter_context(contextlib.closing(started))
+            found = parity(self.engine, other, ready, **options)
+        return self._keep_finding("parity", found, what)

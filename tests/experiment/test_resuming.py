@@ -102,8 +102,8 @@ def test_another_look_at_held_out_items_is_recorded(
     exp = sl.Experiment("run", tiny_llama_path, root=root, seed=3)
     vectors = exp.extract(PAIRS, layers=[1, 2])
     second = exp.select(vectors, [0.1], DEV)
-    assert exp.confirm(second, HELD_OUT).look == 2
-    assert [found.look for found in sl.Experiment.load(exp.path).results.confirmations] == [1, 2]
+    assert exp.confirm(second, HELD_OUT).look == 3, "after the first confirmation and the transfer"
+    assert [found.look for found in sl.Experiment.load(exp.path).results.confirmations] == [1, 3]
     exp.close()
 
 

@@ -1,5 +1,6 @@
 """The report as a document: which sections there are, and in which order."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def document(material: Material) -> Document:
         *_effects(m.effects),
         *_findings("Selfcheck", [selfcheck_finding(one) for one in m.selfchecks]),
         *_selections(m),
-        *_confirmations(m.confirmations),
+        *_confirmations(m),
         *numbered("Entropy and divergence", _framed(m.entropies, entropy_blocks, "entropy")),
         *numbered("Cost on further text", _framed(m.costs, cost_blocks, "cost")),
         *numbered("Generations side by side", _framed(m.generations, generation_blocks, "generations")),
@@ -96,18 +97,26 @@ def _selections(m: Material) -> list[Section]:
     return [*sections, *([Section("Layers and doses", given)] if given else [])]
 
 
-def _confirmations(confirmations: Sequence[Confirmation]) -> list[Section]:
+def _confirmations(m: Material) -> list[Section]:
     title = "Confirmation on held-out items"
-    sections = _findings(title, _placed(confirmation_finding, confirmations, "confirmation"), "Confirmation")
-    return [Section(title, [_look_count(confirmations), *section.blocks]) for section in sections]
+    sections = _findings(title, _placed(confirmation_finding, m.confirmations, "confirmation"), "Confirmation")
+    return [Section(title, [_look_count(m), *section.blocks]) for section in sections]
 
 
-def _look_count(confirmations: Sequence[Confirmation]) -> Block:
-    most = max(confirmation.look for confirmation in confirmations)
+def _look_count(m: Material) -> Block:
+    """How often the items of a confirmation were measured on, and by what, whether before it or after."""
+    found = [[look for look in m.looks or m.confirmations if look.prompts & one.prompts] for one in m.confirmations]
+    looks = max(found, key=len)
+    most = max(len(looks), *(one.look for one in m.confirmations))
     if most == 1:
         return Paragraph("Held-out items were looked at once.")
-    warning = "Only the first look is a confirmation; later ones are recorded, and are selection again."
-    return Verdict(f"{most} looks at the same held-out items", "bad", [warning])
+    kinds = Counter("confirm" if isinstance(look, Confirmation) else look.kind for look in looks)
+    told = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    reasons = [
+        f"They were measured on by {told}." if len(looks) == most else "",
+        "Only a confirmation that is the first look is one; whatever looked before makes it selection again.",
+    ]
+    return Verdict(f"{most} looks at the same held-out items", "bad", list(filter(None, reasons)))
 
 
 def _placed(make: Callable[[Any, str], Finding], found: Sequence[Any], kind: str) -> list[Finding]:

@@ -68,15 +68,18 @@ def _comparison_limits(material: Material) -> list[str]:
         found.append(
             f"{len(material.effects)} effects are reported; {how}. The best of several looks better than it is."
         )
-    tries, looks = sum(len(one.table) for one in material.selections), len(material.confirmations)
+    tries = sum(len(one.table) for one in material.selections)
     if tries:
         evidence = (
-            "none was confirmed on other items" if not looks else "only a first look at held-out items is evidence"
+            "none was confirmed on other items"
+            if not material.confirmations
+            else "only a first look at held-out items is evidence"
         )
         found.append(f"{count(tries)} combinations were tried on development items; {evidence}.")
     if any(confirmation.look > 1 for confirmation in material.confirmations):
         found.append(
-            f"There were {looks} confirmations, and some looked at held-out items for the second time. Choices made "
-            "after a first look were made with knowledge of these items."
+            f"There were {len(material.confirmations)} confirmations, and some looked at held-out items for the second "
+            "time or later, whatever call looked first. Choices made after a first look were made with knowledge of "
+            "these items."
         )
     return found

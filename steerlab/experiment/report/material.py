@@ -10,6 +10,7 @@ from steerlab.core.errors import InputError
 from steerlab.experiment.confirmation import Confirmation
 from steerlab.experiment.effect import Effect
 from steerlab.experiment.interaction import Interaction
+from steerlab.experiment.looks import Look
 from steerlab.experiment.parity import Parity
 from steerlab.experiment.selection import Selection
 from steerlab.experiment.selfcheck import SelfCheck
@@ -58,7 +59,8 @@ class Material:
             are drawn without being listed here.
         selfchecks: whether steering on this engine and model does what it says, before anything was measured.
         selections: searches on development items.
-        confirmations: looks at held-out items, in order.
+        confirmations: measurements on held-out items, in order.
+        looks: every time items were measured on, by whatever call.
         parities: comparisons of two engines.
         interactions: two-factor grids.
         transfers: the same plan elsewhere.
@@ -78,6 +80,7 @@ class Material:
     selfchecks: Sequence[SelfCheck] = ()
     selections: Sequence[Selection] = ()
     confirmations: Sequence[Confirmation] = ()
+    looks: Sequence[Look | Confirmation] = ()
     parities: Sequence[Parity] = ()
     interactions: Sequence[Interaction] = ()
     transfers: Sequence[Transfer] = ()

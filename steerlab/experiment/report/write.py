@@ -63,6 +63,7 @@ def material_of(experiment: "Experiment") -> Material:
         selfchecks=results.selfchecks,
         selections=results.selections,
         confirmations=results.confirmations,
+        looks=experiment.looks,
         parities=results.parities,
         interactions=results.interactions,
         transfers=results.transfers,
