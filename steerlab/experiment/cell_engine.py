@@ -1,5 +1,6 @@
 """An engine whose scores are cells: measurements written for an engine become resumable by being given this one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from steerlab.experiment.session import Session
 from steerlab.experiment.sweep import in_calls, row_tokens, tokens_per_call_of
 from steerlab.steering.plan import Plan
 
-COLUMNS = ["prompt_index", "target_index", "token_ids", "token_log_probs", "boundary"]
+COLUMNS = ["prompt_index", "target_index", "token_ids", "token_log_probs", "boundary", "num_bytes"]
 
 
 @dataclass(frozen=True)
@@ -120,16 +121,32 @@ class CellEngine:
 def score_frame(scores: Sequence[Score], start: int = 0) -> pd.DataFrame:
     """A row per score, its prompts counted from `start`; token ids and log-probs (nats) as lists."""
     rows = [
-        (s.prompt_index - start, s.target_index, list(s.token_ids), list(s.token_log_probs), s.boundary) for s in scores
+        (
+            s.prompt_index - start,
+            s.target_index,
+            list(s.token_ids),
+            list(s.token_log_probs),
+            s.boundary,
+            math.nan if s.num_bytes is None else s.num_bytes,
+        )
+        for s in scores
     ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _score_rows(frame: pd.DataFrame | None, start: int) -> list[Score]:
     assert frame is not None
+    frame = frame.reindex(columns=COLUMNS)  # a cell of an earlier version says nothing of bytes
     return [
-        Score(int(p) + start, int(t), tuple(map(int, ids)), tuple(map(float, values)), boundary)
-        for p, t, ids, values, boundary in frame.itertuples(index=False)
+        Score(
+            int(p) + start,
+            int(t),
+            tuple(map(int, ids)),
+            tuple(map(float, values)),
+            boundary,
+            num_bytes=None if math.isnan(num_bytes) else int(num_bytes),
+        )
+        for p, t, ids, values, boundary, num_bytes in frame.itertuples(index=False)
     ]
 
 

@@ -95,6 +95,11 @@ class Effect:
         return sorted(float(dose) for dose in self.rows[self.rows.family == "vector"].dose.unique())
 
     @property
+    def vector(self) -> str:
+        """Names of the plan's vectors; empty for vectors without one, and where an earlier version noted none."""
+        return str(self.provenance.get("vectors") or "")
+
+    @property
     def fitted_doses(self) -> list[float]:
         """Doses whose perplexity ratio stays within the bound; only these enter slopes and ranks."""
         return self._get("fitted_doses")
@@ -235,6 +240,7 @@ class Effect:
         return (
             f"{self.verdict}: {self.slope:+.2f} per unit {self.settings.axis} [{low:+.2f}, {high:+.2f}], "
             f"{self.anti_steerable:.0%} anti-steerable, null rank {self.null_rank:.3f}"
+            f"{f'; vector {self.vector}' if self.vector else ''}"
         )
 
 

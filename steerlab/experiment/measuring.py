@@ -204,6 +204,7 @@ def measure_effect(
         "pairs_hash": None if pairs is None else pairs.hash,
         "neutral_hash": texts_hash(neutral),
         "from_pairs": labels_made(plan),
+        "vectors": ", ".join(dict.fromkeys(v.name for edit in plan for v in edit.vectors if v.name)) or None,
         "versions": library_versions() | dict(session.fingerprint.versions),
     }
     return Effect(join(found), cost, plan.hash, str(plan), settings, provenance), ready

@@ -308,4 +308,4 @@ def _named_vectors(vectors: VectorsLike) -> list[tuple[str, SteeringVector]]:
 
 
 def _name(vector: SteeringVector) -> str:
-    return vector.card.name or vector.card.method or vector.hash
+    return vector.name or vector.card.method or vector.hash

@@ -134,12 +134,13 @@ def item_rows(
 
     Returns:
         Columns `ROW_COLUMNS`: `value` is the metric; the two log-probs are means over an item's positive and negative
-        targets, in nats; `edited_tokens` is the receipts' mean per target.
+        targets, in nats; `edited_tokens` is the receipts' mean per target, 0 at dose 0.
 
     Raises:
         InputError: if the metric gives something else than a finite number.
     """
-    log_probs, edited = scores.log_prob.to_numpy(), scores.edited_tokens.to_numpy()
+    log_probs = scores.log_prob.to_numpy()
+    edited = scores.edited_tokens.to_numpy() * (dose != 0)  # at dose 0 operators reach tokens and change nothing
     plan_hash = arm.plan.scaled(dose).hash
     vectors = "+".join(dict.fromkeys(edit.vector.hash for edit in arm.plan))
     same = (plan_hash, vectors, *(hashes[name] for name in HASH_COLUMNS[2:]))

@@ -249,7 +249,8 @@ def _score_rows_again(session: Session, stored: StoredCell) -> pd.DataFrame:
     plan_hash, rows = what.pop("plan"), session.inputs.data(what.pop("data"))
     plan = None if plan_hash is None else session.inputs.stored_plan(plan_hash)
     prompts, targets = [prompt for prompt, _ in rows], [row for _, row in rows]
-    return score_frame(session.engine.score(prompts, targets, plan=plan, **what))
+    again = score_frame(session.engine.score(prompts, targets, plan=plan, **what))
+    return again.drop(columns=again.columns.difference(stored.frame.columns))  # those that an earlier version kept
 
 
 def _entropies_again(session: Session, stored: StoredCell) -> pd.DataFrame:

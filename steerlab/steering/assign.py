@@ -36,22 +36,26 @@ def assign_plans(
     given: list[Any] = list(plan) if isinstance(plan, list | tuple) else [plan] * n_prompts
     if len(given) != n_prompts:
         raise PlanError(f"A list of plans holds one per prompt: got {len(given)} plans for {n_prompts} prompts.")
-    ready: dict[str | None, AssignedPlan] = {}
+    ready: dict[Any, AssignedPlan] = {}
     for one in given:
         if one is not None and not isinstance(one, Plan):
             raise PlanError(
                 f"plan takes a Plan, None, or a list of them, got {type(one).__name__}; wrap edits in Plan()."
             )
-        key = None if one is None else one.hash
-        if key not in ready:
+        if _key(one) not in ready:
             checked = Plan() if one is None else one.ready(info, median_norm)
-            ready[key] = AssignedPlan(checked, key)
-    return [ready[None if one is None else one.hash] for one in given]
+            ready[_key(one)] = AssignedPlan(checked, None if one is None else one.hash)
+    return [ready[_key(one)] for one in given]
+
+
+def _key(plan: Plan | None) -> Any:
+    """What plans share that run as one and whose receipts read alike."""
+    return None if plan is None else (plan.hash, plan.vector_names)
 
 
 def group_by_plan(assigned: Sequence[AssignedPlan]) -> list[tuple[AssignedPlan, list[int]]]:
     """Prompt indices that share a plan, in order of first appearance."""
-    groups: dict[str | None, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for index, one in enumerate(assigned):
-        groups.setdefault(one.given_hash, []).append(index)
+        groups.setdefault((one.given_hash, one.plan.vector_names), []).append(index)
     return [(assigned[indices[0]], indices) for indices in groups.values()]

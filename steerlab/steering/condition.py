@@ -113,7 +113,8 @@ class Condition:
 
     def __str__(self) -> str:
         limits = [f"{sign} {limit:g}" for sign, limit in ((">", self.above), ("<", self.below)) if limit is not None]
-        return f"{self.reading} at {self.hook_point.name}, {self.read}, {' and '.join(limits)}"
+        of = f" of {self.probe.name!r}" if self.probe.name else ""
+        return f"{self.reading}{of} at {self.hook_point.name}, {self.read}, {' and '.join(limits)}"
 
 
 def when(

@@ -75,6 +75,12 @@ class Edit:
         return self.vector.hook_point
 
     @property
+    def vectors(self) -> tuple[SteeringVector, ...]:
+        """Its own vector, those of its operator, and its condition's probe."""
+        probes = () if self.when is None else (self.when.probe,)
+        return (self.vector, *self.operator.others.values(), *probes)
+
+    @property
     def needs_median_norm(self) -> bool:
         """Whether a strength is given as a dose."""
         return self.operator.unit == "dose"
@@ -190,6 +196,8 @@ class Edit:
 
     def __str__(self) -> str:
         times = "" if self.scale == 1 else f" × {self.scale:g}"
+        names = [("along", self.vector.name), *((role, other.name) for role, other in self.operator.others.items())]
+        times += "".join(f" {role} {name!r}" for role, name in names if name)
         options = [f"norm={self.norm}"] * (self.norm is not None)
         options += [f"schedule={self.schedule}"] * (self.schedule is not None)
         options += [f"when {self.when}"] * (self.when is not None)

@@ -66,6 +66,10 @@ class Operator(ABC):
         """Δ if it is the same for every h, else None."""
         return None
 
+    def told(self, scale: float) -> str:
+        """The operator in words with its real strength, where Δ is multiplied by `scale`."""
+        return str(self) if scale == 1 else f"{self} × {scale:g}"
+
     @property
     def others(self) -> "Mapping[str, SteeringVector]":
         """Vectors it needs beside the edit's own."""

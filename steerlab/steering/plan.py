@@ -29,7 +29,7 @@ class Plan:
     """What is done to the stream: edits in order, immutable and hashable by content.
 
     Edits at one hook point apply in the plan's order, each seeing the result of the one before. Two plans are equal if
-    their hashes are: vector values, operators, strengths, positions and order.
+    their hashes are: vector values, operators, strengths, positions and order, but not the names of vectors.
 
     Args:
         edits: made by `add`, `ablate`, `clamp`, `set`, `rotate`.
@@ -84,11 +84,27 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join(map(str, self.edits)) or "(no edits)"
 
+    def describe(self) -> str:
+        """The edits in words, one a line: operator and strength, names of vectors, hook point, positions.
+
+        Examples:
+            >>> v = SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1, name="joy")
+            >>> from steerlab.steering.operators import add
+            >>> print(Plan(add(v, coef=2.0)).describe())
+            add(coef=2) along 'joy' at blocks.1.hook_resid_post, last_prompt() | generated()
+        """
+        return str(self)
+
     def __repr__(self) -> str:
         return f"Plan({self.hash}: {'; '.join(map(str, self.edits))})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Plan, self.edits)
+
+    @property
+    def vector_names(self) -> tuple[tuple[str | None, ...], ...]:
+        """Per edit the names of its vectors; plans that differ in nothing else are equal."""
+        return tuple(tuple(vector.name for vector in edit.vectors) for edit in self.edits)
 
     @property
     def hook_points(self) -> list[HookPoint]:

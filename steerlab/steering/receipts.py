@@ -15,13 +15,14 @@ class EditReceipt:
     Attributes:
         hook_point: name of the hook point.
         layer: its layer.
-        operator: the operator with its strength, as text.
+        operator: the operator with its real strength, the plan's scale counted in, as text.
         edited: tokens at which the operator acted.
         expected: tokens that the plan implies.
         mean_relative_change: mean over edited tokens of ‖Δh‖ / ‖h‖; NaN if there were none, or if the
             row's stream was not finite.
         condition_passed: what the edit's condition answered for the row; None without a condition. Where it failed,
             no token is expected to be edited.
+        vector: name of the edit's vector; None if it has none.
     """
 
     hook_point: str
@@ -31,6 +32,13 @@ class EditReceipt:
     expected: int
     mean_relative_change: float
     condition_passed: bool | None = None
+    vector: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Operator, vector and hook point in words."""
+        along = f" along {self.vector!r}" if self.vector else ""
+        return f"{self.operator}{along} at {self.hook_point}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Receipt:
         for edit in self.edits:
             if edit.edited != edit.expected:
                 raise ReceiptError(
-                    f"Row {self.row_index}: {edit.operator} at {edit.hook_point} should edit {edit.expected} tokens "
+                    f"Row {self.row_index}: {edit.title} should edit {edit.expected} tokens "
                     f"and edited {edit.edited}. The result cannot be trusted; another hook may skip or repeat it."
                 )
         return self
@@ -102,8 +110,7 @@ def warn_if_idle(receipts: Sequence[Receipt]) -> None:
     for plan, index in idle:
         edit = next(receipt for receipt in receipts if receipt.plan_hash == plan).edits[index]
         warnings.warn(
-            f"{edit.operator} at {edit.hook_point} selects no token in any row of this call, so it changed nothing; "
-            "check its positions.",
+            f"{edit.title} selects no token in any row of this call, so it changed nothing; check its positions.",
             UserWarning,
             stacklevel=4,
         )

@@ -190,7 +190,8 @@ class PlanRun:
                     EditReceipt(
                         hook_point=edit.hook_point.name,
                         layer=edit.hook_point.layer,
-                        operator=str(edit.operator),
+                        operator=edit.operator.told(edit.scale),
+                        vector=edit.vector.name,
                         edited=int(edited[k, row]),
                         expected=0 if answer is False else int(expected[k][row]),
                         mean_relative_change=mean_change(float(changes[k, row]), int(edited[k, row])),

@@ -46,5 +46,9 @@ class Add(Operator):
     def to_json(self) -> dict[str, Any]:
         return {"kind": "add", "amount": self.amount, "unit": self.unit}
 
+    @override
+    def told(self, scale: float) -> str:
+        return f"add({self.unit}={scale * self.amount:g})"
+
     def __str__(self) -> str:
-        return f"add({self.unit}={self.amount:g})"
+        return self.told(1.0)

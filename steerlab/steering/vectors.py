@@ -148,6 +148,11 @@ class SteeringVector:
         return cls(tensor, point, card)
 
     @property
+    def name(self) -> str | None:
+        """What it is about, as its card says; no part of its identity."""
+        return self.card.name
+
+    @property
     def layer(self) -> int:
         """Layer index."""
         return self.hook_point.layer
@@ -191,7 +196,7 @@ class SteeringVector:
         return hash(self.hash)
 
     def __repr__(self) -> str:
-        name = f"{self.card.name!r}, " if self.card.name else ""
+        name = f"{self.name!r}, " if self.name else ""
         return f"SteeringVector({name}{self.hook_point.name}, d_model={self.d_model}, norm={self.norm:.4g})"
 
     def scaled(self, factor: float) -> "SteeringVector":
@@ -199,8 +204,9 @@ class SteeringVector:
         return replace(self, values=self.values * factor)
 
     def with_values(self, values: Tensor, *, method: str) -> "SteeringVector":
-        """Other values at the same place; the card keeps the model's entries and states the new method."""
-        return replace(self, values=values, card=replace(self.card, method=method))
+        """Other values at the same place; the card keeps the model's entries; it and the name state the method."""
+        name = None if self.name is None else f"{self.name}: {method}"
+        return replace(self, values=values, card=replace(self.card, name=name, method=method))
 
     def at(self, layer: int, site: str | None = None) -> "SteeringVector":
         """The same values at another hook point; the card still says where they were read."""

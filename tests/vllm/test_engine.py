@@ -63,10 +63,11 @@ def assert_same_receipts(ours, theirs):
     for a, b in zip(ours, theirs, strict=True):
         assert (a.prompt_index, a.row_index, a.plan_hash) == (b.prompt_index, b.row_index, b.plan_hash)
         for x, y in zip(a.edits, b.edits, strict=True):
-            assert (x.hook_point, x.layer, x.operator, x.edited, x.expected) == (
+            assert (x.hook_point, x.layer, x.operator, x.vector, x.edited, x.expected) == (
                 y.hook_point,
                 y.layer,
                 y.operator,
+                y.vector,
                 y.edited,
                 y.expected,
             )

@@ -43,7 +43,9 @@ def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
     for index, (label, group) in enumerate(zip(compiled.labels, compiled.groups, strict=True)):
         expected, beyond = sizes[group]
         counted, change = outcome.tally.get(index, (0.0, 0.0))
-        entries.append(EditReceipt(*label, int(counted) - beyond, expected, mean_change(change, int(counted))))
+        mean = mean_change(change, int(counted))
+        point, layer, operator, vector = label
+        entries.append(EditReceipt(point, layer, operator, int(counted) - beyond, expected, mean, vector=vector))
     return Receipt(request.prompt_index, request.row_index, given, tuple(entries)).check()
 
 

@@ -7,7 +7,7 @@ the one before: x ← x + s·[a + g·(clip(u·x, lo, hi) − u·x)]·u.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.steering.edit import Edit
 from steerlab.steering.plan import Plan
 from steerlab.steering.where import Where
+
+Label: TypeAlias = tuple[str, int, str, str | None]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class CompiledPlan:
         units: unit directions, float32 [edits, d_model].
         params: a, g, lo, hi and s of each, float32 [edits, 5].
         wheres: the plan's distinct sets of positions.
-        labels: hook point, layer and operator of each edit, as receipts name them.
+        labels: hook point, layer, operator and vector of each edit, as receipts name them.
     """
 
     fingerprint: str
@@ -41,7 +43,7 @@ class CompiledPlan:
     units: np.ndarray
     params: np.ndarray
     wheres: tuple[Where, ...]
-    labels: tuple[tuple[str, int, str], ...] = ()
+    labels: tuple[Label, ...] = ()
 
 
 def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
@@ -63,7 +65,7 @@ def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
     units = np.stack([edit.vector.unit.numpy() for edit in plan]).astype(np.float32)
     params = np.array([_formula(edit) for edit in plan], dtype=np.float32)
     fingerprint = _fingerprint([layers, places, groups], units, params)
-    labels = tuple((edit.hook_point.name, edit.hook_point.layer, str(edit.operator)) for edit in plan)
+    labels = tuple(map(_label, plan))
     return CompiledPlan(fingerprint, layers, places, groups, units, params, wheres, labels)
 
 
@@ -107,6 +109,10 @@ def _check_room(layers: Sequence[int], config: SteeringConfig) -> None:
                 f"The plan has {wanted} edits after layer {layer}; this engine was started with "
                 f"max_directions={config.max_directions}. Start it with max_directions={wanted}."
             )
+
+
+def _label(edit: Edit) -> Label:
+    return edit.hook_point.name, edit.hook_point.layer, edit.operator.told(edit.scale), edit.vector.name
 
 
 def _formula(edit: Edit) -> tuple[float, ...]:

@@ -105,7 +105,7 @@ class VLLMEngine:
         self.inherited: list[Inherited] = []
         self.errors: dict[int, SteerlabError] = {}
         self._median_norms: dict[HookPoint, float] = {}
-        self._plans: OrderedDict[str, Ready] = OrderedDict()
+        self._plans: OrderedDict[Any, Ready] = OrderedDict()
         found = resolve(model, revision=revision)
         hf_config = read_config(found.path)
         wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))

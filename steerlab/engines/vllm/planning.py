@@ -12,6 +12,7 @@ from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.specs import Runs
 from steerlab.engines.vllm.targeting import Row, resolve
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans
+from steerlab.steering.plan import Plan
 
 Ready = tuple[AssignedPlan, CompiledPlan | None]
 
@@ -33,8 +34,8 @@ class Planner:
     config: SteeringConfig
     info: ModelInfo
     median_norm: Callable[[int, str], float]
-    kept: OrderedDict[str, Ready] = field(default_factory=OrderedDict)
-    _failed: dict[str, SteerlabError] = field(default_factory=dict)
+    kept: OrderedDict[Any, Ready] = field(default_factory=OrderedDict)
+    _failed: dict[Any, SteerlabError] = field(default_factory=dict)
 
     def plans(self, plan: PlanArgument, n_prompts: int) -> list["Ready | SteerlabError"]:
         """One plan per prompt, or what is wrong with it.
@@ -50,7 +51,7 @@ class Planner:
         return [self._ready(one) for one in given]
 
     def _ready(self, plan: Any) -> "Ready | SteerlabError":
-        key = getattr(plan, "hash", "")
+        key = (plan.hash, plan.vector_names) if isinstance(plan, Plan) else None
         if key in self._failed:
             return self._failed[key]
         if key not in self.kept:

@@ -37,6 +37,7 @@ from steerlab.experiment.report.measurements import (
     numbered,
     token_blocks,
     vector_blocks,
+    vector_table,
 )
 from steerlab.experiment.report.transfers import transfer_sections
 
@@ -59,7 +60,7 @@ def document(material: Material) -> Document:
         *_findings("Interaction of plans", [interaction_finding(one) for one in m.interactions]),
         *transfer_sections(m.transfers, m.effects),
         *(section for title, found in m.others.items() for section in _findings(title, found)),
-        *numbered("Vectors", [vector_blocks(vectors) for vectors in m.vectors]),
+        *numbered("Vectors", [*map(vector_blocks, m.vectors), *([[vector_table(m.used)]] if m.used else [])]),
         _provenance(m),
         Section("Limits: what these numbers cannot say", [Bullets(limits(m))]),
     ]

@@ -15,6 +15,7 @@ from steerlab.experiment.parity import Parity
 from steerlab.experiment.selection import Selection
 from steerlab.experiment.selfcheck import SelfCheck
 from steerlab.experiment.transfer import Transfer
+from steerlab.steering.vectors import SteeringVector
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Material:
         seed: of controls, bootstrap and sampling.
         effects: measured effects.
         vectors: vector sets, as `extract` gave them.
+        used: further vectors that the effects were measured with.
         costs: a row per dose: `dose`, `nll`, `perplexity`, `ppl_ratio`, with `_low` and `_high` where known.
         entropies: as `entropies.entropy_change` makes them; optionally `plan` and `policy`, the same in every row.
         generations: a row per prompt, sample and dose: `prompt_index`, `sample_index`, `prompt`, `dose`, `text`.
@@ -72,6 +74,7 @@ class Material:
     seed: int
     effects: Sequence[Effect] = ()
     vectors: Sequence[Any] = ()
+    used: Sequence[SteeringVector] = ()
     costs: Sequence[pd.DataFrame] = ()
     entropies: Sequence[pd.DataFrame] = ()
     generations: Sequence[pd.DataFrame] = ()

@@ -18,12 +18,14 @@ from steerlab.experiment.report.blocks import (
     Plots,
     Section,
     Subsection,
+    Table,
     TokenText,
     Verdict,
 )
 from steerlab.experiment.report.material import Finding
 from steerlab.experiment.report.pictures import picture
 from steerlab.experiment.report.tables import count, table_of
+from steerlab.steering.vectors import SteeringVector
 
 MAX_PROMPTS = 20
 MAX_TOKENS = 400
@@ -122,21 +124,7 @@ def cost_blocks(frame: Any, place: str) -> list[Block]:
 def vector_blocks(vectors: Any) -> list[Block]:
     """Geometry and origin of a set of vectors."""
     found = list(vectors.values())
-    rows = [
-        (
-            v.hook_point.name,
-            v.card.name,
-            v.card.method,
-            v.card.n_pairs,
-            v.norm,
-            v.card.median_norm,
-            v.card.data_hash,
-            v.hash,
-        )
-        for v in found
-    ]
-    columns = ["hook_point", "name", "method", "pairs", "norm", "median_norm_of_the_stream", "data_hash", "vector_hash"]
-    table = table_of(pd.DataFrame(rows, columns=columns), "Vectors and where they come from")
+    table = vector_table(found)
     if len(found) < 2:
         return [table]
     cosines, norms = plots.cosine_frame(vectors), plots.norm_frame(vectors)
@@ -157,9 +145,16 @@ def vector_blocks(vectors: Any) -> list[Block]:
     return [Plots(pictures), Folded(f"The {len(found)} vectors", [table]) if len(found) > LONG_TABLE else table]
 
 
-def _origin(vector: Any) -> tuple[Any, ...]:
+def vector_table(vectors: Sequence[SteeringVector]) -> Table:
+    """Name, place and origin of vectors, a row each."""
+    columns = ["hook_point", "name", "method", "pairs", "norm", "median_norm_of_the_stream", "data_hash", "vector_hash"]
+    rows = [_origin(vector) for vector in vectors]
+    return table_of(pd.DataFrame(rows, columns=columns), "Vectors and where they come from")
+
+
+def _origin(vector: SteeringVector) -> tuple[Any, ...]:
     card = vector.card
-    origin = (card.name, card.method, card.n_pairs, vector.norm, card.median_norm, card.data_hash)
+    origin = (vector.name, card.method, card.n_pairs, vector.norm, card.median_norm, card.data_hash)
     return (vector.hook_point.name, *origin, vector.hash)
 
 

@@ -11,6 +11,8 @@ from steerlab.experiment.report.document import document
 from steerlab.experiment.report.markdown import markdown, picture_folder
 from steerlab.experiment.report.material import Material
 from steerlab.experiment.report.page import html_page
+from steerlab.experiment.results import Results
+from steerlab.steering.vectors import SteeringVector
 
 if TYPE_CHECKING:
     from steerlab.experiment.experiment import Experiment
@@ -56,6 +58,7 @@ def material_of(experiment: "Experiment") -> Material:
         seed=experiment.seed,
         effects=experiment.effects,
         vectors=results.vectors,
+        used=_used_otherwise(results),
         costs=results.costs,
         entropies=results.entropies,
         generations=results.generations,
@@ -69,6 +72,14 @@ def material_of(experiment: "Experiment") -> Material:
         transfers=results.transfers,
         facts={"experiment": experiment.name} | {key: stated[key] for key in ("backend", "dtype", "seed")},
     )
+
+
+def _used_otherwise(results: Results) -> list[SteeringVector]:
+    """Vectors of effects and selections that the experiment did not extract itself, each once."""
+    own = {vector.hash for vectors in results.vectors for vector in vectors.values()}
+    plans = [plan for _, plan in results.effects] + [selection.plan for selection in results.selections]
+    found = {(v.hash, v.name): v for plan in plans for edit in plan for v in edit.vectors if v.hash not in own}
+    return list(found.values())
 
 
 def _first_text(frame: pd.DataFrame) -> pd.DataFrame:

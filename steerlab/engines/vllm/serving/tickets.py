@@ -64,6 +64,7 @@ def receipt_json(receipt: Receipt, prompt: int, inherited: tuple[tuple[int, ...]
             "hook_point": edit.hook_point,
             "layer": edit.layer,
             "operator": edit.operator,
+            "vector": edit.vector,
             "edited": edit.edited,
             "expected": edit.expected,
             "inherited": len(positions),
