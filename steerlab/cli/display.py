@@ -7,7 +7,7 @@ import pandas as pd
 import steerlab as sl
 from steerlab.cli.console import say, show_table
 
-STYLES = {"effect": "bold green", "no effect": "bold yellow", "collapsed": "bold red"}
+STYLES = {"effect": "bold green", "no effect": "bold yellow", "not tested": "bold yellow", "collapsed": "bold red"}
 FAMILIES = {"random": "random directions", "shuffled": "label flips"}
 SHOWN_PROMPTS = 2
 

@@ -121,7 +121,7 @@ def read_inputs(spec: ExperimentSpec, blame: Blame) -> Inputs:
     if spec.confirm is not None:
         held_out = targets if spec.confirm.targets is None else _targets(spec.confirm.targets, "confirm.targets", blame)
         with blame("confirm.controls"):
-            confirm_controls = sl.Controls(**spec.confirm.controls.model_dump())
+            confirm_controls = sl.Controls(**spec.confirm_controls.model_dump())
     with blame("root"):
         check_writable(spec.root, folder=True)
     with blame("report"):
@@ -227,7 +227,7 @@ def load_options(spec: ExperimentSpec, *, layers: "list[int] | str | None" = Non
 def _wired(spec: ExperimentSpec) -> "list[int] | str":
     wanted = [vector.asked_layers for vector in spec.named_vectors().values()]
     unknown = any(layers in ("all", []) for layers in wanted)
-    if unknown or moves_layers(spec.controls) or (spec.confirm is not None and moves_layers(spec.confirm.controls)):
+    if unknown or moves_layers(spec.controls) or (spec.confirm is not None and moves_layers(spec.confirm_controls)):
         return "all"
     return sorted({layer for layers in wanted for layer in layers if isinstance(layer, int)})
 

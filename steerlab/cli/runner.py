@@ -165,7 +165,7 @@ class _Run:
 
     def winner(self, selection: Selection, candidates: list[Candidate]) -> Candidate:
         """The candidate that a selection chose."""
-        chosen = selection.vector, selection.layer
+        chosen = selection.vector_name, selection.layer
         return next(one for one in candidates if (one.name, one.vector.layer) == chosen)
 
     def measure(self, candidate: Candidate) -> Found:

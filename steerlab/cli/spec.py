@@ -230,12 +230,12 @@ class ConfirmSpec(Section):
 
     Attributes:
         targets: the held-out items; by default those of the experiment.
-        controls: null families to rank the gain against.
+        controls: null families to rank the gain against; by default those of the experiment.
         allow_overlap: measure although items share prompts or groups with the development items, which is noted.
     """
 
     targets: TargetsSpec | None = None
-    controls: ControlsSpec = ControlsSpec()
+    controls: ControlsSpec | None = None
     allow_overlap: bool = False
 
 
@@ -320,6 +320,12 @@ class ExperimentSpec(Section):
         if self.confirm is not None and self.select is None:
             raise ValueError("'confirm' measures what 'select' chose; there is no 'select'")
         return self
+
+    @property
+    def confirm_controls(self) -> ControlsSpec:
+        """The control arms of the confirmation."""
+        own = None if self.confirm is None else self.confirm.controls
+        return self.controls if own is None else own
 
     def named_vectors(self) -> dict[str, VectorSpec]:
         """The vectors by the key that describes each: `vector`, or `vectors.NAME`."""

@@ -157,7 +157,7 @@ def confirm(
             nulls = _null_gains(engine, arms, base, on, measure)
     interval = cluster_bootstrap_mean(change, on.groups, level=level, n_resamples=n_resamples, seed=seed)
     return Confirmation(
-        selection=f"{best.vector} at layer {best.layer}, dose {best.dose:g}",
+        selection=f"{best.vector_name} at layer {best.layer}, dose {best.dose:g}",
         plan_hash=best.plan.hash,
         metric=name,
         gain=float(change.mean()),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RANKED_FAMILIES = ("random", "shuffled")
 MIN_DOSES = 3
+NO_NULLS = "No null family was run, so nothing tells this from a random direction."
 FEW_GROUPS = 10
 """Below that many, percentile bootstrap intervals over groups are known to be too narrow."""
 
@@ -164,7 +165,7 @@ class Effect:
 
     @property
     def verdict(self) -> str:
-        """`effect`, `no effect` or `collapsed`."""
+        """`effect`, `no effect`, `not tested` (no null family ran) or `collapsed` (too few doses within the cost)."""
         return self._get("verdict")
 
     @property
@@ -239,7 +240,8 @@ class Effect:
         low, high = self.ci
         return (
             f"{self.verdict}: {self.slope:+.2f} per unit {self.settings.axis} [{low:+.2f}, {high:+.2f}], "
-            f"{self.anti_steerable:.0%} anti-steerable, null rank {self.null_rank:.3f}"
+            f"{self.anti_steerable:.0%} anti-steerable, "
+            f"{f'null rank {self.null_rank:.3f}' if self.null_ranks else 'no null rank'}"
             f"{f'; vector {self.vector}' if self.vector else ''}"
         )
 
@@ -316,9 +318,10 @@ def _null_slopes(rows: pd.DataFrame, fitted: Sequence[float]) -> tuple[pd.DataFr
 
 
 def _judge(summary: Mapping[str, Any], settings: EffectSettings) -> tuple[str, list[str]]:
-    fitted = summary["fitted_doses"]
+    fitted, ranks = summary["fitted_doses"], summary["null_ranks"]
     if summary["n_doses"] < MIN_DOSES:
-        return "no effect", [f"Only {summary['n_doses']} doses were run; a fit needs {MIN_DOSES}."]
+        reason = f"Only {summary['n_doses']} doses were run; a fit needs {MIN_DOSES}."
+        return ("no effect", [reason]) if ranks else ("not tested", [reason, NO_NULLS])
     if len(fitted) < MIN_DOSES:
         return "collapsed", [
             f"Only {len(fitted)} doses keep the perplexity ratio within {settings.max_ppl_ratio:g}; a fit needs "
@@ -332,13 +335,12 @@ def _judge(summary: Mapping[str, Any], settings: EffectSettings) -> tuple[str, l
     else:
         side = "excludes" if excludes else "includes"
         reasons = [f"The {level} interval [{low:.2f}, {high:.2f}] {side} 0."]
-    ranks = summary["null_ranks"]
     if not ranks:
-        reasons.append("No null family was run, so nothing tells this from a random direction.")
+        return "not tested", [*reasons, NO_NULLS]
     nulls = summary["null_slopes"]
     for family, rank in ranks.items():
         reasons.append(_rank_reason(family, rank, int((nulls.family == family).sum())))
-    passed = excludes and bool(ranks) and all(rank <= RANK_LEVEL for rank in ranks.values())
+    passed = excludes and all(rank <= RANK_LEVEL for rank in ranks.values())
     return ("effect" if passed else "no effect"), reasons
 
 

@@ -172,7 +172,7 @@ class Experiment(Measurements, Studies):
             The path written.
 
         Raises:
-            RunError: if no effect has been measured yet.
+            RunError: if nothing has been measured yet.
 
         Examples:
             >>> exp.report().name
@@ -180,8 +180,8 @@ class Experiment(Measurements, Studies):
         """
         from steerlab.experiment.report import write_report
 
-        if not self.results.effects:
-            raise RunError("There is nothing to report yet; measure an effect first.")
+        if not self.results:
+            raise RunError("There is nothing to report yet; measure something first, e.g. an effect.")
         return write_report(self, self.path / "report.html" if path is None else Path(path))
 
     def close(self) -> None:

@@ -19,7 +19,8 @@ from steerlab.experiment.selection import Selection
 from steerlab.experiment.selfcheck import Check, SelfCheck
 from steerlab.experiment.storage import read_frame, write_frame
 from steerlab.experiment.transfer import Transfer
-from steerlab.steering.plan import Plan
+from steerlab.steering.plan import Plan, vector_from_json, vector_json
+from steerlab.steering.vectors import SteeringVector
 
 CLASSES: Final[dict[str, type]] = {
     "selfcheck": SelfCheck,
@@ -62,6 +63,8 @@ def _encoded(name: str, value: Any) -> Any:
         return {"$frame": name}
     if isinstance(value, Plan):
         return {"$plan": value.to_json()}
+    if isinstance(value, SteeringVector):
+        return {"$vector": vector_json(value)}
     if isinstance(value, frozenset):
         return {"$set": sorted(value)}
     if isinstance(value, tuple):
@@ -88,6 +91,8 @@ def _decoded(value: Any, folder: Path) -> Any:
         return read_frame(folder / f"{value['$frame']}.parquet")
     if "$plan" in value:
         return Plan.from_json(value["$plan"])
+    if "$vector" in value:
+        return vector_from_json(value["$vector"])
     if "$set" in value:
         return frozenset(value["$set"])
     if "$tuple" in value:

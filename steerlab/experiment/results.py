@@ -70,6 +70,9 @@ class Results:
     parities: list[Parity] = field(default_factory=list)
     _keys: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) for name in _LISTS.values())
+
     def find(self, kind: str, key: str) -> Any:
         """A result by its key; None if it is not here."""
         keys = self._keys.get(kind, [])

@@ -41,7 +41,7 @@ class Selection:
 
     Attributes:
         plan: the winning plan, scaled by its dose.
-        vector: name of the winning vector.
+        vector: the winning vector.
         layer: its layer.
         dose: its dose.
         gain: mean change of the metric over the development items.
@@ -52,10 +52,11 @@ class Selection:
         prompts: hashes of their prompts.
         groups: their groups.
         metric_identity: what tells the metric from another of its name; None where a run did not note it.
+        vector_name: name of the winning vector in the table.
     """
 
     plan: Plan
-    vector: str
+    vector: SteeringVector
     layer: int
     dose: float
     gain: float
@@ -66,12 +67,38 @@ class Selection:
     prompts: frozenset[str] = field(repr=False)
     groups: frozenset[str] = field(repr=False)
     metric_identity: str | None = None
+    vector_name: str = ""
+
+    def __post_init__(self) -> None:
+        given: Any = self.vector
+        if isinstance(given, str):  # in runs of earlier versions it was the name alone
+            object.__setattr__(self, "vector_name", given)
+            object.__setattr__(self, "vector", self.plan.edits[0].vector if self.plan else None)
+        elif not self.vector_name:
+            object.__setattr__(self, "vector_name", _name(self.vector))
+
+    @property
+    def edges(self) -> list[str]:
+        """Where the winner lies at the end of what was tried of its vector, so that a better one may lie beyond.
+
+        Dose 0, the baseline, counts as tried: only the outermost doses on either side of it are ends.
+        """
+        own: Any = self.table[self.table.vector == self.vector_name]
+        doses, layers = sorted({0.0, *map(float, own.dose)}), sorted({*map(int, own.layer)})
+        found = []
+        if len(doses) > 2 and self.dose in (doses[0], doses[-1]):
+            found.append(f"the {'highest' if self.dose == doses[-1] else 'lowest'} dose tried")
+        if len(layers) > 1 and self.layer in (layers[0], layers[-1]):
+            found.append(f"the {'last' if self.layer == layers[-1] else 'first'} layer tried")
+        return found
 
     def __str__(self) -> str:
+        edge = f"; at {' and '.join(self.edges)}, so a better one may lie beyond the grid" if self.edges else ""
         bounds = ", ".join(f"{name} ≤ {bound:g}" for name, bound in self.subject_to.items()) or "no constraint"
         return (
-            f"{self.vector} at layer {self.layer}, dose {self.dose:g}: {self.metric} {self.gain:+.3f} on development "
-            f"items; best of {len(self.table)} tries, of which {int(self.table.satisfied.sum())} satisfy {bounds}"
+            f"{self.vector_name} at layer {self.layer}, dose {self.dose:g}: {self.metric} {self.gain:+.3f} on "
+            f"development items; best of {len(self.table)} tries, of which {int(self.table.satisfied.sum())} satisfy "
+            f"{bounds}{edge}"
         )
 
 
@@ -249,7 +276,7 @@ def choose(
     best = int(order.index[0])
     return Selection(
         plan=tries[best].plan,
-        vector=tries[best].name,
+        vector=tries[best].vector,
         layer=tries[best].vector.layer,
         dose=tries[best].dose,
         gain=float(table.gain[best]),
@@ -260,6 +287,7 @@ def choose(
         prompts=prompt_hashes(on),
         groups=frozenset(on.groups),
         metric_identity=metric_identity(metric),
+        vector_name=tries[best].name,
     )
 
 

@@ -248,6 +248,21 @@ def _warn_of_origin(
         warnings.warn(f"About {about}: {'; '.join(found)}.", UserWarning, stacklevel=4)
 
 
+def vector_json(vector: SteeringVector) -> dict[str, Any]:
+    """A vector with its card as JSON."""
+    return {
+        "hook_point": vector.hook_point.name,
+        "values": pack(vector.values),
+        "card": vector.card.to_json(),
+    }
+
+
+def vector_from_json(stored: dict[str, Any]) -> SteeringVector:
+    """The vector that `vector_json` described."""
+    point = HookPoint.parse(stored["hook_point"])
+    return SteeringVector(unpack(stored["values"]), point, VectorCard.from_json(stored["card"]))
+
+
 def _edit_json(edit: Edit) -> dict[str, Any]:
     options = {
         "norm": edit.norm,
@@ -259,21 +274,15 @@ def _edit_json(edit: Edit) -> dict[str, Any]:
         "where": edit.where.to_json(),
         "scale": edit.scale,
         "median_norm": edit.median_norm,
-        "vector": {
-            "hook_point": edit.hook_point.name,
-            "values": pack(edit.vector.values),
-            "card": edit.vector.card.to_json(),
-        },
+        "vector": vector_json(edit.vector),
     } | {name: value for name, value in options.items() if value is not None}
 
 
 def _edit_from_json(data: dict[str, Any]) -> Edit:
-    stored = data["vector"]
-    point = HookPoint.parse(stored["hook_point"])
-    vector = SteeringVector(unpack(stored["values"]), point, VectorCard.from_json(stored["card"]))
+    vector = vector_from_json(data["vector"])
     schedule, when = data.get("schedule"), data.get("when")
     return Edit(
-        operator_from_json(data["operator"], point),
+        operator_from_json(data["operator"], vector.hook_point),
         vector,
         positions.from_json(data["where"]),
         scale=data["scale"],

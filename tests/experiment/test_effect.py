@@ -49,7 +49,7 @@ def test_ranks_that_cannot_reach_the_level_are_no_effect_and_say_so() -> None:
 
 def test_without_nulls_nothing_is_claimed() -> None:
     effect = make_effect([9.0, 10.0, 11.0])
-    assert effect.verdict == "no effect"
+    assert effect.verdict == "not tested"
     assert math.isnan(effect.null_rank)
     assert any("No null family" in reason for reason in effect.reasons)
 
@@ -84,7 +84,7 @@ def test_random_directions_alone_leave_the_labels_unasked(families: list[str], f
     effect = make_effect([9.0, 10.0, 11.0, 10.5], nulls={name: list(np.linspace(-1, 1, 20)) for name in families})
     asked = replace(effect, provenance={"from_pairs": from_pairs})
     assert any("Only random directions were asked" in reason for reason in asked.reasons) == told
-    assert asked.verdict == effect.verdict == ("effect" if families else "no effect"), "no part of the verdict"
+    assert asked.verdict == effect.verdict == ("effect" if families else "not tested"), "no part of the verdict"
 
 
 def test_an_interval_around_zero_is_no_effect_whatever_the_ranks() -> None:

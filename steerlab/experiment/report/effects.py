@@ -25,7 +25,7 @@ from steerlab.experiment.report.blocks import (
 from steerlab.experiment.report.pictures import picture
 from steerlab.experiment.report.tables import MISSING, count, table_of
 
-_TONES = {"effect": "good", "no effect": "neutral", "collapsed": "bad"}
+_TONES = {"effect": "good", "no effect": "neutral", "not tested": "neutral", "collapsed": "bad"}
 _ARMS = {"vector": "the vector"} | {family: name for family, (_, name) in FAMILIES.items()}
 
 

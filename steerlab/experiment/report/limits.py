@@ -10,15 +10,19 @@ from steerlab.measures.intervals import rank_floor
 
 def limits(material: Material) -> list[str]:
     """One sentence or two per limit, for what was measured."""
-    found = [
-        "An interval over items says how the slope varies over items like these. It does not say that the direction "
-        "means what its name says: a random direction also moves items systematically. The nulls decide, and only "
-        "against the families that were run.",
-        *(sentence for effect in material.effects for sentence in _effect_limits(effect)),
-        *_comparison_limits(material),
-        "Cost is measured on neutral text only. Doses past its bound enter neither slope nor rank; control arms are "
-        "not filtered by their own cost.",
-    ]
+    found = [sentence for effect in material.effects for sentence in _effect_limits(effect)]
+    found += _comparison_limits(material)
+    if material.effects:
+        found.insert(
+            0,
+            "An interval over items says how the slope varies over items like these. It does not say that the "
+            "direction means what its name says: a random direction also moves items systematically. The nulls decide, "
+            "and only against the families that were run.",
+        )
+        found.append(
+            "Cost is measured on neutral text only. Doses past its bound enter neither slope nor rank; control arms "
+            "are not filtered by their own cost."
+        )
     if any(not selfcheck.passed for selfcheck in material.selfchecks):
         found.insert(0, "A selfcheck failed, and results were measured all the same: none of them can be trusted.")
     if material.entropies:
