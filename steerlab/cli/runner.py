@@ -18,6 +18,7 @@ from steerlab.cli.spec import ControlsSpec, ExperimentSpec
 from steerlab.core.hook_points import resolve_layers
 from steerlab.experiment.confirmation import Confirmation
 from steerlab.experiment.selection import Selection
+from steerlab.models.resolver import layer_count
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,12 @@ class _Run:
 
     def prepare(self) -> None:
         """Loads the model and checks that steering does on it what it says."""
+        self._check_layers(layer_count(self.spec.model, revision=self.spec.engine.get("revision")))
         say(f"Loading {self.spec.model}")
         with _wrong_options(self.spec, self.blame), self.blame("model"):
             info = self.experiment.engine.info
         say(f"  {info.n_layers} layers, width {info.d_model}, {info.dtype}")
-        for named in self.inputs.vectors:
-            if named.vectors is None:
-                with self.blame(named.key):
-                    resolve_layers(named.spec.asked_layers, info.n_layers)  # before anything is measured
+        self._check_layers(info.n_layers)
         wanted = self.spec.selfcheck
         if not wanted.run:
             return
@@ -108,6 +107,13 @@ class _Run:
         say(f"  selfcheck {'passed' if found.passed else 'FAILED'}: {len(found.checks)} checks")
         if not found.passed:
             say(str(found), style="bold red")
+
+    def _check_layers(self, n_layers: int | None) -> None:
+        """Refuses layers that the model lacks, before anything is loaded or measured; None is not known yet."""
+        for named in self.inputs.vectors:
+            if named.vectors is None and n_layers is not None:
+                with self.blame(named.key):
+                    resolve_layers(named.spec.asked_layers, n_layers)
 
     def candidates(self) -> list[Candidate]:
         """Every vector at every layer that the file asks for."""

@@ -82,9 +82,16 @@ class ContrastPairs:
             if not isinstance(side, Iterable):
                 raise DataError(f"Contrast pairs come as two lists of prompts, got {side!r:.60}.")
         positives, negatives = list(positives), list(negatives)
+        if len(positives) != len(negatives):
+            raise DataError(
+                f"Contrast pairs come as two lists of one length; got {len(positives)} positives and {len(negatives)} "
+                "negatives."
+            )
         if groups is not None and (isinstance(groups, str | bytes) or not isinstance(groups, Iterable)):
             raise DataError(f"groups is a list with a name per pair, got {groups!r:.60}.")
         names = [str(i) for i in range(len(positives))] if groups is None else [str(group) for group in groups]
+        if len(names) != len(positives):
+            raise DataError(f"groups names one group per pair; got {len(names)} groups for {len(positives)} pairs.")
         return cls(tuple(positives), tuple(negatives), tuple(names))
 
     @classmethod
@@ -230,8 +237,11 @@ def balanced_flips(groups: Sequence[str], rng: np.random.Generator) -> list[bool
     """
     flips = np.zeros(len(groups), dtype=bool)
     left_over = []
-    for name in sorted(set(groups)):
-        members = rng.permutation(np.flatnonzero([group == name for group in groups]))
+    places: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        places.setdefault(group, []).append(place)
+    for name in sorted(places):
+        members = rng.permutation(np.array(places[name]))
         flips[members[: len(members) // 2]] = True
         left_over += members[len(members) // 2 * 2 :].tolist()
     odd = rng.permutation(np.array(left_over, dtype=int))

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -326,8 +328,14 @@ class Activations:
         """One prompt's activations at one layer: [d_model] if pooled, else [positions, d_model]."""
         if self.pool is not None:
             return self[layer][prompt_index]
-        start = sum(len(row) for row in self.positions[:prompt_index])
-        return self[layer][start : start + len(self.positions[prompt_index])]
+        start, stop = self._cuts[prompt_index]
+        return self[layer][start:stop]
+
+    @cached_property
+    def _cuts(self) -> list[tuple[int, int]]:
+        """Where each prompt's positions begin and end in `values`."""
+        stops = list(accumulate(len(row) for row in self.positions))
+        return list(pairwise([0, *stops]))
 
     def stack(self) -> "Tensor":
         """All layers as one tensor: [n_layers, prompts, d_model] if pooled, else [n_layers, positions, d_model]."""

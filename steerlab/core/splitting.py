@@ -1,6 +1,7 @@
 """Dividing data by group, so that what is measured on one part was not seen in the other."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
@@ -25,11 +26,11 @@ def split_groups(groups: Sequence[str], fraction: float, seed: int) -> tuple[lis
     if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < fraction < 1:
         raise DataError(f"fraction is between 0 and 1, got {fraction!r}.")
     order = np.random.default_rng(seed).permutation(sorted(set(groups))).tolist()
-    first: set[str] = set()
+    sizes, first, inside = Counter(groups), set[str](), 0
     for name in order:
-        inside = sum(group in first for group in groups)
-        if inside + groups.count(name) / 2 <= fraction * len(groups):
+        if inside + sizes[name] / 2 <= fraction * len(groups):
             first.add(name)
+            inside += sizes[name]
     left = [i for i, group in enumerate(groups) if group in first]
     right = [i for i, group in enumerate(groups) if group not in first]
     if not left or not right:

@@ -109,11 +109,13 @@ class CellEngine:
         rows = [row for block in blocks for row in block.rows]
         plans = [block.plan for block in blocks for _ in block.rows]
         scores = self._engine.score([prompt for prompt, _ in rows], [row for _, row in rows], plan=plans, **options)
+        by_prompt: list[list[Score]] = [[] for _ in rows]
+        for score in scores:
+            by_prompt[score.prompt_index].append(score)
         frames, start = [], 0
         for block in blocks:
             stop = start + len(block.rows)
-            own = [score for score in scores if start <= score.prompt_index < stop]
-            frames.append(score_frame(own, start))
+            frames.append(score_frame([score for own in by_prompt[start:stop] for score in own], start))
             start = stop
         return frames
 

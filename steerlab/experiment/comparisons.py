@@ -14,16 +14,25 @@ def with_comparisons(effects: Sequence[Effect]) -> list[Effect]:
     families: dict[tuple[str, str], dict[str, Effect]] = {}
     for effect in effects:
         families.setdefault(_family(effect), {})[effect.plan_hash] = effect
-    return [effect.among(_comparisons(effect, families[_family(effect)])) for effect in effects]
+    adjusted = {name: _adjusted(last) for name, last in families.items()}
+    return [effect.among(_comparisons(effect, families[name], adjusted[name])) for effect, name in _named(effects)]
+
+
+def _named(effects: Sequence[Effect]) -> list[tuple[Effect, tuple[str, str]]]:
+    return [(effect, _family(effect)) for effect in effects]
+
+
+def _adjusted(tested: dict[str, Effect]) -> dict[str, float]:
+    return dict(zip(tested, holm([effect.null_rank for effect in tested.values()]), strict=True))
 
 
 def _family(effect: Effect) -> tuple[str, str]:
     return str(effect.provenance.get("targets_hash")), effect.settings.metric_identity
 
 
-def _comparisons(effect: Effect, last: dict[str, Effect]) -> Comparisons | None:
+def _comparisons(effect: Effect, last: dict[str, Effect], adjusted: dict[str, float]) -> Comparisons | None:
     if len(last) < 2:
         return None
-    tested = {**last, effect.plan_hash: effect}
-    adjusted = dict(zip(tested, holm([other.null_rank for other in tested.values()]), strict=True))
-    return Comparisons(len(tested), adjusted[effect.plan_hash])
+    if effect is not last[effect.plan_hash]:  # an earlier measurement of its plan: it stands in for the last one
+        adjusted = _adjusted({**last, effect.plan_hash: effect})
+    return Comparisons(len(last), adjusted[effect.plan_hash])

@@ -308,13 +308,15 @@ def _null_slopes(rows: pd.DataFrame, fitted: Sequence[float]) -> tuple[pd.DataFr
     if len(fitted) < 2:
         return pd.DataFrame([], columns=columns), math.nan
     ends = outermost(fitted)
+    real: Any = rows[rows.family == "vector"]
+    arms: Any = rows[rows.family != "vector"].groupby(["family", "draw"], sort=False)
 
-    def slope(family: str, draw: int) -> float:
-        return float(least_squares_slopes(np.array(ends), item_table(rows, family, draw, ends)).mean())
+    def slope(part: pd.DataFrame, family: str, draw: int) -> float:
+        return float(least_squares_slopes(np.array(ends), item_table(part, family, draw, ends)).mean())
 
-    arms: Any = rows.loc[rows.family != "vector", ["family", "draw"]]
-    found = [(family, draw, slope(family, draw)) for family, draw in arms.drop_duplicates().itertuples(index=False)]
-    return pd.DataFrame(found, columns=columns), slope("vector", 0)
+    base = real[real.dose == 0]  # every arm's baseline
+    found = [(family, draw, slope(pd.concat([base, part]), family, draw)) for (family, draw), part in arms]
+    return pd.DataFrame(found, columns=columns), slope(real, "vector", 0)
 
 
 def _judge(summary: Mapping[str, Any], settings: EffectSettings) -> tuple[str, list[str]]:

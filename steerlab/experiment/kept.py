@@ -30,6 +30,7 @@ class Kept:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.results = Results()
+        self._checked: set[str] = set()  # selfchecks of this process
         try:
             read_back(session, self.results)
         except (RunError, UnknownOperatorError):

@@ -20,11 +20,13 @@ from steerlab.experiment.kept import Kept
 from steerlab.experiment.metrics import Metric, metric_identity
 from steerlab.experiment.results import keep
 from steerlab.experiment.selfcheck import SelfCheck, selfcheck
+from steerlab.experiment.session import plain_option
 from steerlab.experiment.sweep import check_doses
 from steerlab.experiment.texts import Judge, judged, text_statistics
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import VectorSet
-from steerlab.steering.where import Where
+from steerlab.steering.where import WhereLike, as_where, last_prompt
+from steerlab.steering.where import default as default_where
 
 DEFAULT_CONTROLS = Controls()
 DEFAULT_POLICY = SamplingPolicy(temperature=0.7, top_p=0.9)
@@ -34,8 +36,9 @@ class Measurements(Kept):
     """Vectors, effects, and what a plan does to text."""
 
     def selfcheck(self, *, allow_failure: bool = False, **options: Any) -> SelfCheck:
-        """Checks that steering on this model and engine does what it says; runs on every call.
+        """Checks that steering on this model and engine does what it says.
 
+        A run that goes on takes the check that an earlier process passed with the same engine; asked again, it runs.
         Dose 0 equals the baseline, a batch its rows alone, cached uncached, receipts what a plan implies.
 
         Args:
@@ -53,8 +56,15 @@ class Measurements(Kept):
             True
         """
         self._session.open()
-        found = selfcheck(self.engine, seed=self.seed, **options)
-        self._keep_finding("selfcheck", found, [found.plan, allow_failure, options.get("tolerance")])
+        plan = options.get("plan")
+        asked = options | {"plan": plan.hash if isinstance(plan, Plan) else None}
+        what = [{name: plain_option(option) for name, option in asked.items()}]
+        key = self._key("selfcheck", what)
+        known = None if key in self._checked else self._find("selfcheck", what)
+        self._checked.add(key)
+        if known is not None and known.passed:
+            return known
+        found = self._keep_finding("selfcheck", selfcheck(self.engine, seed=self.seed, **options), what)
         return found if allow_failure else found.raise_if_failed()
 
     def extract(
@@ -64,7 +74,7 @@ class Measurements(Kept):
         method: str = "mean_diff",
         site: str = "resid_post",
         layers: Any = "all",
-        read: Where | None = None,
+        read: WhereLike = None,
         chat: bool = False,
         **options: Any,
     ) -> VectorSet:
@@ -75,7 +85,10 @@ class Measurements(Kept):
             >>> list(vectors)
             [1, 2]
         """
+        read = None if read is None else as_where(read, last_prompt(), argument="read")
         options = {"name": self.name, "seed": self.seed} | options
+        if "where" in options:
+            options["where"] = as_where(options["where"], default_where())
         self._session.open()
         cell = recorded.vector_cell(pairs, method, site, layers, read, chat, options)
         key = cell.key(self._session.engine_hash)

@@ -1,5 +1,6 @@
 """What an experiment measures, cell by cell: finished ones come from the run directory, others from the engine."""
 
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -179,6 +180,10 @@ def measure_effect(
         frames = scores(session, work, targets, tokens_per_call=tokens_per_call, description=description)
         return [item_rows(f, arm, dose, targets, measure, hashes) for f, (arm, dose) in zip(frames, work, strict=True)]
 
+    if 0 not in run_doses:
+        sys.stderr.write(
+            "info: effect: dose 0 is not among the doses, so nothing will show the unsteered model; add 0 to see it\n"
+        )
     with Tally(session.cells, "effect"):
         cost = perplexities(session, ready, neutral, run_doses)
         found = rows([(Arm("vector", 0, ready), dose) for dose in run_doses], "doses")

@@ -68,27 +68,39 @@ class Results:
     interactions: list[Interaction] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     parities: list[Parity] = field(default_factory=list)
-    _keys: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
+    _keys: dict[str, dict[str, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in _LISTS.values())
 
     def find(self, kind: str, key: str) -> Any:
         """A result by its key; None if it is not here."""
-        keys = self._keys.get(kind, [])
-        return getattr(self, _LISTS[kind])[keys.index(key)] if key in keys else None
+        place = self._keys.get(kind, {}).get(key)
+        return None if place is None else getattr(self, _LISTS[kind])[place]
 
     def put(self, kind: str, key: str, item: Any) -> None:
         """Adds a result, or replaces the one of that key; effects learn how many plans were tested."""
-        items, keys = getattr(self, _LISTS[kind]), self._keys.setdefault(kind, [])
-        if key in keys:
-            items[keys.index(key)] = item
-        else:
-            items.append(item)
-            keys.append(key)
+        self._place(kind, key, item)
         if kind == "effect":
-            told = with_comparisons([effect for effect, _ in self.effects])
-            self.effects[:] = [(effect, plan) for effect, (_, plan) in zip(told, self.effects, strict=True)]
+            self._compare()
+
+    def put_all(self, found: Iterable[tuple[str, str, Any]]) -> None:
+        """Adds kinds, keys and results as `put` does; effects are compared once."""
+        for kind, key, item in found:
+            self._place(kind, key, item)
+        self._compare()
+
+    def _place(self, kind: str, key: str, item: Any) -> None:
+        items, places = getattr(self, _LISTS[kind]), self._keys.setdefault(kind, {})
+        if key in places:
+            items[places[key]] = item
+        else:
+            places[key] = len(items)
+            items.append(item)
+
+    def _compare(self) -> None:
+        told = with_comparisons([effect for effect, _ in self.effects])
+        self.effects[:] = [(effect, plan) for effect, (_, plan) in zip(told, self.effects, strict=True)]
 
 
 def keep(session: Session, results: Results, kind: str, key: str, item: Any) -> None:
@@ -107,8 +119,8 @@ def read_back(session: Session, results: Results, records: Iterable[dict[str, An
     Raises:
         RunError: if a file is missing or damaged.
     """
-    for record in session.records if records is None else records:
-        results.put(record["kind"], record["key"], _read(session, record["kind"], record["number"]))
+    wanted = session.records if records is None else records
+    results.put_all((r["kind"], r["key"], _read(session, r["kind"], r["number"])) for r in wanted)
 
 
 def _write(session: Session, kind: str, number: int, item: Any) -> None:

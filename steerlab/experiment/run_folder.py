@@ -95,6 +95,21 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
 
+def refuse_foreign(folder: RunFolder) -> None:
+    """Nothing, if a folder that is to be overwritten is empty, or holds what we wrote.
+
+    Raises:
+        RunError: otherwise: what lies there is somebody else's.
+    """
+    found = [entry.name for entry in folder.path.iterdir() if not entry.name.startswith(".lock")]
+    if found and MANIFEST_FILE not in found:
+        shown = ", ".join(sorted(found)[:3]) + (", …" if len(found) > 3 else "")
+        raise RunError(
+            f"{folder.path} holds no run that overwrite=True could replace, but other files ({shown}). Choose another "
+            "name or root, or empty the folder yourself."
+        )
+
+
 def read_bytes(path: Path) -> bytes:
     """The bytes of a file of a run.
 

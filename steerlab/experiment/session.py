@@ -20,7 +20,7 @@ from steerlab.experiment.fingerprint import (
 from steerlab.experiment.inputs import Inputs
 from steerlab.experiment.locking import RunLock
 from steerlab.experiment.looks import Looks
-from steerlab.experiment.run_folder import RUN_FILE, RunFolder, read_json
+from steerlab.experiment.run_folder import RUN_FILE, RunFolder, read_json, refuse_foreign
 from steerlab.experiment.storage import json_text
 from steerlab.steering.extract import library_versions
 
@@ -80,6 +80,7 @@ class Session:
         self._finalizer: Any = None
         self.overwrite = overwrite
         self._stored: dict[str, Any] = {}
+        self._written: tuple[int, ...] | None = None
         if self.folder is not None and (self.folder.path / RUN_FILE).exists() and not overwrite:
             self._continue()
 
@@ -196,6 +197,8 @@ class Session:
         """What another experiment of this process has written in the meantime counts; what differs is refused."""
         assert self.folder is not None
         if not (path / RUN_FILE).exists():
+            if self.overwrite:
+                refuse_foreign(self.folder)
             return
         if self.overwrite:
             self.folder.clear()
@@ -212,7 +215,10 @@ class Session:
 
     def refresh(self) -> None:
         """Takes in what another experiment of this process has recorded in the same run directory."""
-        if self.folder is not None and self._lock is not None and (self.folder.path / RUN_FILE).exists():
+        if self.folder is None or self._lock is None:
+            return
+        stamp = _stamp(self.folder.path / RUN_FILE)
+        if stamp is not None and stamp != self._written:  # else it is as this experiment wrote it
             self.records = list(read_run(self.folder.path)["records"])
 
     def _check(self, found: Fingerprint) -> None:
@@ -263,7 +269,7 @@ class Session:
             "records": self.records,
         }
         self._stored = stated
-        self.folder.write(RUN_FILE, json_text(stated))
+        self._written = _stamp(self.folder.write(RUN_FILE, json_text(stated)))
 
     def number(self, kind: str, key: str) -> tuple[int, bool]:
         """The number of a record within its kind, and whether it is new."""
@@ -299,6 +305,15 @@ class _LazyEngine:
         if session is None:
             raise AttributeError(f"{name}: the experiment that this engine belonged to is gone")
         return getattr(session.engine, name)
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written anew; None if it is not there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_run(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pandas as pd
 from steerlab.core.engine import Engine
 from steerlab.core.targets import Targets
 from steerlab.experiment.item_values import item_values
-from steerlab.experiment.metrics import Metric, find_metric
+from steerlab.experiment.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.sweep import check_doses, check_targets
 from steerlab.measures.intervals import cluster_bootstrap_mean, least_squares_slopes
 from steerlab.steering.plan import Plan
@@ -33,6 +33,7 @@ class Transfer:
         plan_hash: of the plan as given.
         on_hash: content hash of the items.
         notes: how this model differs from the one that the plan's vectors were made on.
+        metric_identity: what tells the metric from another of its name; None where a run did not note it.
     """
 
     rows: pd.DataFrame = field(repr=False)
@@ -46,6 +47,7 @@ class Transfer:
     plan_hash: str
     on_hash: str
     notes: tuple[str, ...]
+    metric_identity: str | None = None
 
     def __str__(self) -> str:
         doses = sorted(self.rows.dose.unique())
@@ -117,6 +119,7 @@ def transfer(
         high=interval.high,
         anti_steerable=float((slopes < 0).mean()),
         metric=name,
+        metric_identity=metric_identity(metric),
         model=engine.info.name,
         weights_hash=engine.info.weights_hash,
         plan_hash=plan.hash,

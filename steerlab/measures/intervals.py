@@ -57,6 +57,10 @@ def least_squares_curvatures(
     return np.linalg.lstsq(design, y.T, rcond=None)[0][0] / scale**2
 
 
+DRAWN_AT_ONCE = 1 << 24
+"""Groups drawn at a time over all resamples, so that memory does not grow with the data."""
+
+
 def cluster_bootstrap_mean(
     values: Float[np.ndarray, " items"],
     groups: Sequence[str],
@@ -92,6 +96,7 @@ def cluster_bootstrap_mean(
         vectorized=True,
         confidence_level=level,
         n_resamples=n_resamples,
+        batch=max(1, DRAWN_AT_ONCE // len(names)),
         method="percentile",
         rng=np.random.default_rng(seed),
     )

@@ -65,6 +65,26 @@ def resolve(name: str | Path, *, revision: str | None = None) -> ResolvedModel:
     return _from_hub(name, name, revision)
 
 
+def layer_count(name: str | Path, *, revision: str | None = None) -> int | None:
+    """How many layers a model has, from its configuration alone; None where that does not say, or cannot be had.
+
+    Args:
+        name: An alias, a local model directory or a hub id, as `resolve` takes it.
+        revision: A branch, tag or commit on the hub.
+    """
+    from transformers import AutoConfig
+
+    name = str(name)
+    prepared = prepared_directory(name) if name in ALIASES and revision is None else Path(name).expanduser()
+    place = str(prepared) if prepared.is_dir() else ALIASES.get(name, name)
+    try:
+        config = AutoConfig.from_pretrained(place, revision=revision, local_files_only=prepared.is_dir())
+        count = config.get_text_config().num_hidden_layers
+    except (OSError, ValueError, KeyError, AttributeError):  # loading the model will say what is wrong
+        return None
+    return count if isinstance(count, int) else None
+
+
 def prepare(alias: str) -> Path:
     """Make an alias's model ready, so that later calls need neither network nor time.
 

@@ -20,6 +20,7 @@ from steerlab.steering.positions import RowPositions
 from steerlab.steering.sets import Where
 from steerlab.steering.strengths import finite
 from steerlab.steering.vectors import SteeringVector, VectorCard
+from steerlab.steering.where import WhereLike, as_where
 
 Reading: TypeAlias = Literal["projection", "cosine"]
 
@@ -123,7 +124,7 @@ def when(
     above: float | None = None,
     below: float | None = None,
     reading: Reading = "projection",
-    read: Where | None = None,
+    read: WhereLike = None,
 ) -> Condition:
     """A condition for `when=` of an edit: it acts only in rows whose reading passes.
 
@@ -141,7 +142,7 @@ def when(
     Raises:
         PlanError: without a threshold, or with limits nothing can pass.
     """
-    return Condition(probe, above, below, reading, positions.last_prompt() if read is None else read)
+    return Condition(probe, above, below, reading, as_where(read, positions.last_prompt(), argument="read"))
 
 
 class Gate:

@@ -21,8 +21,8 @@ from steerlab.steering.axes import Chunk, labels_of
 from steerlab.steering.estimators import KEEPS_LENGTH, Estimate, check_method, random_twos
 from steerlab.steering.learned import LearningSettings, learn
 from steerlab.steering.reading import PAIRS_PER_CHUNK, Origin, PairActivations, Reading, check_engine, read_pairs
-from steerlab.steering.sets import Where
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
+from steerlab.steering.where import WhereLike
 
 __all__ = ["PairActivations", "extract", "library_versions", "read_pairs"]
 
@@ -36,7 +36,7 @@ def extract(
     method: str = "mean_diff",
     site: str = "resid_post",
     layers: Any = "all",
-    read: Where | None = None,
+    read: WhereLike = None,
     *,
     pool: str = "mean",
     name: str | None = None,
@@ -185,7 +185,7 @@ def _learned(
     data: object,
     site: str,
     layers: Any,
-    read: Where | None,
+    read: WhereLike,
     name: str | None,
     chat: bool,
     seed: int,

@@ -31,7 +31,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, VectorValueError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.targets import Targets
-from steerlab.steering.sets import Where
+from steerlab.steering.where import WhereLike, as_where
 from steerlab.steering.where import default as default_where
 
 
@@ -68,7 +68,7 @@ class LearningSettings:
     learning_rate: float = 0.1
     batch_size: int = 4
     beta: float = 0.1
-    where: Where | None = None
+    where: WhereLike = None
 
     def __post_init__(self) -> None:
         if (self.max_dose is None) == (self.max_norm is None):
@@ -84,8 +84,7 @@ class LearningSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"bipo takes an integer ≥ 1 as {name}, got {value!r}.")
-        if self.where is not None and not isinstance(self.where, Where):
-            raise InputError(f"where takes positions such as sl.where.generated(), got {self.where!r}.")
+        object.__setattr__(self, "where", as_where(self.where, default_where()))
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "LearningSettings":
@@ -262,7 +261,7 @@ def _scores(
     make = getattr(engine, "added_vector_scores", None)
     if make is None:
         raise InputError(f"bipo needs gradients, which {type(engine).__name__} does not give; use sl.load(…).")
-    where = default_where() if settings.where is None else settings.where
+    where = as_where(settings.where, default_where())
     return make(targets.prompts, [item.targets for item in targets], point, where, chat=chat)
 
 
@@ -282,7 +281,7 @@ def _batches(n_items: int, size: int, rng: np.random.Generator) -> Iterator[list
 
 
 def _notes(settings: LearningSettings, losses: Sequence[float], bound: float, seed: int) -> str:
-    where = default_where() if settings.where is None else settings.where
+    where = as_where(settings.where, default_where())
     return (
         f"added at {where}; norm at most {bound:.6g}; {settings.steps} steps of {settings.batch_size} prompts, "
         f"learning rate {settings.learning_rate:g}, beta {settings.beta:g}, seed {seed}; "

@@ -11,7 +11,7 @@ median.
 
 Every operator takes four options:
 
-- `where`: positions; by default the last prompt token and everything generated.
+- `where`: positions, or the name of a simple set ("all"); by default the last prompt token and everything generated.
 - `norm="keep"`: the edited stream is given the norm it had, at every scale.
 - `schedule`: a factor over generated positions, see `steerlab.steering.schedule`.
 - `when`: a condition answered per row, see `steerlab.steering.condition`.
@@ -30,10 +30,10 @@ from steerlab.steering.projection import Ablate, Clamp, Set
 from steerlab.steering.registry import SHIPPED, read_registered
 from steerlab.steering.rotation import Rotate
 from steerlab.steering.schedule import Schedule
-from steerlab.steering.sets import Where
 from steerlab.steering.strengths import finite
 from steerlab.steering.translation import Add
 from steerlab.steering.vectors import SteeringVector
+from steerlab.steering.where import WhereLike, as_where
 from steerlab.steering.where import default as default_where
 
 
@@ -42,7 +42,7 @@ def add(
     *unnamed: float,
     dose: float | None = None,
     coef: float | None = None,
-    where: Where | None = None,
+    where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
     when: Condition | None = None,
@@ -73,7 +73,7 @@ def add(
 def ablate(
     vector: SteeringVector,
     *,
-    where: Where | None = None,
+    where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
     when: Condition | None = None,
@@ -96,7 +96,7 @@ def clamp(
     hi: float | None = None,
     *,
     unit: Unit = "coef",
-    where: Where | None = None,
+    where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
     when: Condition | None = None,
@@ -126,7 +126,7 @@ def set(
     dose: float | None = None,
     coef: float | None = None,
     reference: SteeringVector | None = None,
-    where: Where | None = None,
+    where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
     when: Condition | None = None,
@@ -164,7 +164,7 @@ def rotate(
     toward: SteeringVector,
     *,
     angle: float,
-    where: Where | None = None,
+    where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
     when: Condition | None = None,
@@ -225,7 +225,7 @@ def operator_from_json(data: dict[str, Any], hook_point: HookPoint = HookPoint(0
 def _edit(
     operator: Operator,
     vector: SteeringVector,
-    where: Where | None,
+    where: WhereLike,
     norm: Norm | None,
     schedule: Schedule | None,
     when: Condition | None,
@@ -235,9 +235,7 @@ def _edit(
             f"An edit takes a SteeringVector, got {type(vector).__name__}; "
             "wrap a tensor with SteeringVector.from_tensor(tensor, layer=…), or choose a layer of a VectorSet."
         )
-    if where is not None and not isinstance(where, Where):
-        raise PlanError(f"where takes positions such as sl.where.generated(), got {where!r}.")
-    places = default_where() if where is None else where
+    places = as_where(where, default_where())
     return Edit(operator, vector, places, norm=norm, schedule=schedule, when=when)
 
 

@@ -17,7 +17,7 @@ from steerlab.core.pairs import ContrastPairs
 from steerlab.core.results import check_pool
 from steerlab.core.text import PromptLike
 from steerlab.steering.sets import Mask, Where
-from steerlab.steering.where import last_prompt
+from steerlab.steering.where import WhereLike, as_where, last_prompt
 
 PAIRS_PER_CHUNK = 64
 
@@ -54,16 +54,15 @@ class Reading:
     chat: bool
 
     @classmethod
-    def on(cls, engine: Engine, site: str, layers: Any, where: Where | None, pool: str | None, chat: bool) -> "Reading":
+    def on(cls, engine: Engine, site: str, layers: Any, where: WhereLike, pool: str | None, chat: bool) -> "Reading":
         """A reading that an engine's model has; the prompt's last token by default.
 
         Raises:
             HookPointError: for an unknown layer or site.
             InputError: for positions or a pooling that cannot give one row per prompt.
         """
-        if where is not None and not isinstance(where, Where):
-            raise InputError(f"read takes positions such as sl.where.last_prompt(), got {where!r}.")
-        if where is not None and any(isinstance(leaf, Mask) and len(leaf.rows) > 1 for leaf in where.leaves()):
+        where = as_where(where, last_prompt(), argument="read")
+        if any(isinstance(leaf, Mask) and len(leaf.rows) > 1 for leaf in where.leaves()):
             raise InputError(
                 "A mask with one row per prompt belongs to a single call, and pairs are read in several; use a mask of "
                 "one row, or read=sl.where.index(…), ids(…) or span(…)."
@@ -71,7 +70,7 @@ class Reading:
         if check_pool(pool) is None:
             raise InputError("extract needs one row per prompt; pool is 'mean' or 'last', got None.")
         resolved = tuple(resolve_layers(layers, engine.info.n_layers))
-        return cls(check_site(site), resolved, last_prompt() if where is None else where, str(pool), chat)
+        return cls(check_site(site), resolved, where, str(pool), chat)
 
     def rows(self, engine: Engine, prompts: Sequence[PromptLike]) -> Float[Tensor, "n_layers prompts d_model"]:
         """One row per prompt and layer, float32 on the CPU."""

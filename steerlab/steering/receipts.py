@@ -107,8 +107,9 @@ def warn_if_idle(receipts: Sequence[Receipt]) -> None:
             if edit.condition_passed is False:
                 found[key] += 1  # a condition that failed is an answer, not a mistake
     idle = [(plan, index) for (plan, index), expected in found.items() if expected == 0]
+    by_plan = {receipt.plan_hash: receipt for receipt in reversed(receipts)}
     for plan, index in idle:
-        edit = next(receipt for receipt in receipts if receipt.plan_hash == plan).edits[index]
+        edit = by_plan[plan].edits[index]
         warnings.warn(
             f"{edit.title} selects no token in any row of this call, so it changed nothing; check its positions.",
             UserWarning,

@@ -10,7 +10,7 @@ Examples:
 """
 
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
@@ -106,6 +106,36 @@ def mask(values: Any) -> Where:
 def default() -> Where:
     """`last_prompt() | generated()`: reaches every generated token, the first included."""
     return Either(LastPrompt(), Generated())
+
+
+WhereLike: TypeAlias = Where | str | None
+NAMED: Final = {"all": all, "prompt": prompt, "last_prompt": last_prompt, "generated": generated, "default": default}
+"""Sets that a plain string names wherever positions are taken."""
+
+
+def as_where(given: WhereLike, otherwise: Where, *, argument: str = "where") -> Where:
+    """The positions that an argument states: a set itself, or the name of a simple one.
+
+    Args:
+        given: what was passed.
+        otherwise: what None means.
+        argument: its name, for the error.
+
+    Raises:
+        PlanError: for anything else.
+
+    Examples:
+        >>> str(as_where("generated", all()))
+        'generated()'
+    """
+    if given is None:
+        return otherwise
+    if isinstance(given, str) and given in NAMED:
+        return NAMED[given]()
+    if not isinstance(given, Where):
+        names = ", ".join(map(repr, NAMED))
+        raise PlanError(f"{argument} takes positions such as sl.where.last_prompt(), or {names}; got {given!r}.")
+    return given
 
 
 def from_json(data: dict[str, Any]) -> Where:

@@ -58,6 +58,18 @@ def test_extract_writes_what_the_library_makes(extracted, data, tiny_llama_engin
 
 
 @pytest.mark.slow
+def test_extract_takes_several_layers(steerlab, data, tiny_llama_path, tiny_llama_engine, tmp_path):
+    given = ("extract", "--pairs", data / "pairs.jsonl", "--model", tiny_llama_path, "--split", "train")
+    for name, layers, found in [("a", ["--layer", "1,2"], [1, 2]), ("b", ["--layer", 2, "--layer", -1], [2, 3])]:
+        done = steerlab(*given, "--out", tmp_path / f"{name}.safetensors", *layers)
+        assert done.code == 0, done
+        assert list(sl.VectorSet.load(tmp_path / f"{name}.safetensors")) == found
+    everything = steerlab(*given, "--out", tmp_path / "all.safetensors", "--layers", "all")
+    assert everything.out.count("hash ") == tiny_llama_engine.info.n_layers
+    refused = steerlab(*given, "--out", tmp_path / "x.safetensors", "--layer", "two")
+    assert "got two" in refused.err
+
+
 def test_generate(steerlab, extracted, tiny_llama_path, tiny_llama_engine):
     prompts = ("The soup was", "She opened [the window]")
     base = ("generate", "--model", tiny_llama_path, "--prompt", prompts[0], "--prompt", prompts[1], "--seed", 3)

@@ -155,6 +155,15 @@ def test_a_layer_that_the_model_lacks_is_refused_before_the_selfcheck(steerlab, 
     assert "selfcheck" not in refused.out
 
 
+def test_a_layer_that_the_model_lacks_is_refused_before_the_model_loads(steerlab, write):
+    refused = steerlab("run", write({"vector.layer": 99}))
+    assert "99" in refused.err
+    assert "Loading" not in refused.out
+    negative = steerlab("run", write({"vector": {"layers": [0, -99]}}))
+    assert "-99" in negative.err
+    assert "Loading" not in negative.out
+
+
 def test_a_report_of_another_kind_is_refused_before_anything_is_measured(steerlab, write):
     path = write({"report": "report.pdf"})
     assert "report: A report is written as .html or .md; 'report.pdf' is neither." in steerlab("run", path).sentence

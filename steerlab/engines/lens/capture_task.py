@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steerlab.core.errors import InputError, PlanError
+from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.not_finite import not_finite
 from steerlab.core.policy import SamplingPolicy
@@ -24,7 +24,6 @@ from steerlab.steering.positions import RowPositions
 from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 from steerlab.steering.sets import Where
-from steerlab.steering.where import all as all_positions
 
 
 @dataclass
@@ -137,16 +136,3 @@ class CaptureTask:
             prompt_token_ids=tuple(job.prompt for job in jobs),
             completion_token_ids=tuple(self.completions.get(job.row_index, ()) for job in jobs),
         )
-
-
-def check_where(where: Where | None) -> Where:
-    """The positions themselves, all by default.
-
-    Raises:
-        PlanError: for something else.
-    """
-    if where is None:
-        return all_positions()
-    if not isinstance(where, Where):
-        raise PlanError(f"where takes positions such as sl.where.last_prompt(), got {where!r}.")
-    return where

@@ -91,6 +91,6 @@ class Encoder:
         for index, length in enumerate(lengths):
             if length > limit:
                 raise ContextLengthError(
-                    f"Row {index}: {what} take {length} tokens, {length - limit} more than the context of {limit}. "
+                    f"Row {index}: {what} came to {length} tokens, {length - limit} more than the context of {limit}. "
                     "Shorten it; nothing is cut silently."
                 )

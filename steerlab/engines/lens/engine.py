@@ -22,7 +22,7 @@ from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.shipped import reference_text
 from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
 from steerlab.engines.lens.backends import exact_backend
-from steerlab.engines.lens.capture_task import CaptureTask, check_where
+from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.capturing import HookPair, plan_hooks, whole_prompt_hooks
 from steerlab.engines.lens.differentiable import DifferentiableScores
 from steerlab.engines.lens.encoding import Encoder
@@ -37,7 +37,8 @@ from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
 from steerlab.steering.receipts import Receipt, warn_if_idle
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import Where
+from steerlab.steering.where import Where, WhereLike, as_where
+from steerlab.steering.where import all as all_positions
 from steerlab.steering.where import index as index_positions
 
 GREEDY = SamplingPolicy.greedy()
@@ -346,7 +347,7 @@ class LensEngine:
         *,
         layers: Any,
         site: str = "resid_post",
-        where: Where | None = None,
+        where: WhereLike = None,
         pool: str | None = None,
         plan: PlanArgument = None,
         chat: bool = False,
@@ -379,7 +380,7 @@ class LensEngine:
             bridge=self.model,
             tokenizer=self.tokenizer,
             points=points,
-            where=check_where(where),
+            where=as_where(where, all_positions()),
             pool=check_pool(pool),
             rules=stop_rules(self.model, self.tokenizer, (), max_new_tokens),
             policy=policy,

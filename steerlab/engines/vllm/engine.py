@@ -36,7 +36,7 @@ from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
 from steerlab.steering.assign import PlanArgument
 from steerlab.steering.receipts import Receipt, warn_if_idle
-from steerlab.steering.where import Where
+from steerlab.steering.where import WhereLike, as_where
 from steerlab.steering.where import all as all_positions
 from steerlab.steering.where import index as index_positions
 
@@ -314,7 +314,7 @@ class VLLMEngine:
         *,
         layers: Any,
         site: str = "resid_post",
-        where: Where | None = None,
+        where: WhereLike = None,
         pool: str | None = None,
         plan: PlanArgument = None,
         chat: bool = False,
@@ -345,7 +345,7 @@ class VLLMEngine:
             layers=[point.layer for point in points],
             wired=[wired_layer(point, self.config) for point in points],
             site=site,
-            where=all_positions() if where is None else where,
+            where=as_where(where, all_positions()),
             pool=check_pool(pool),
             room=self.config.capture_tokens,
         )

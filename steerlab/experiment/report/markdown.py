@@ -1,6 +1,7 @@
 """A document as Markdown, with its pictures as files beside it."""
 
 import re
+from collections import Counter
 from functools import singledispatch
 from pathlib import Path
 
@@ -63,6 +64,7 @@ class _Writer:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.pictures: dict[str, bytes] = {}
+        self._counts: Counter[str] = Counter()
 
     def block(self, block: object) -> str:
         """One block; blocks that hold others are rendered with them."""
@@ -76,10 +78,9 @@ class _Writer:
         return _text(block)
 
     def _plot(self, plot: Plot) -> str:
-        name, number = f"{plot.name}.svg", 1
-        while name in self.pictures:
-            number += 1
-            name = f"{plot.name}-{number}.svg"
+        self._counts[plot.name] += 1
+        number = self._counts[plot.name]
+        name = f"{plot.name}.svg" if number == 1 else f"{plot.name}-{number}.svg"
         self.pictures[name] = plot.svg
         return f"![{escape(plot.alt)}]({self._folder}/{name})\n\n*{escape(plot.caption)}*"
 

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from collections import Counter
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
@@ -26,8 +27,9 @@ def data_uri(svg: bytes) -> str:
 def identifiers(document: Document) -> list[str]:
     """An identifier per section, from its title, none twice."""
     found: list[str] = []
+    counts: Counter[str] = Counter()
     for section in document.sections:
         slug = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
-        same = sum(name == slug or name.startswith(f"{slug}--") for name in found)
-        found.append(f"{slug}--{same + 1}" if same else slug)
+        counts[slug] += 1
+        found.append(f"{slug}--{counts[slug]}" if counts[slug] > 1 else slug)
     return found

@@ -96,7 +96,14 @@ def _said(transfer: Transfer, home: Effect | None) -> str:
 def _home(transfer: Transfer, effects: Sequence[Effect]) -> Effect | None:
     """The effect of the same plan with the same metric; None if there is none."""
     same = (effect for effect in effects if effect.plan_hash == transfer.plan_hash)
-    return next((effect for effect in same if effect.settings.metric == transfer.metric), None)
+    return next((effect for effect in same if _of_one_metric(transfer, effect)), None)
+
+
+def _of_one_metric(transfer: Transfer, effect: Effect) -> bool:
+    """Two functions of one name are two metrics; a run of an earlier version noted the name alone."""
+    if transfer.metric_identity is None:
+        return effect.settings.metric == transfer.metric
+    return effect.settings.metric_identity == transfer.metric_identity
 
 
 def _share(transfer: Transfer, home: Effect | None) -> float:

@@ -12,7 +12,7 @@ from steerlab.core.errors import RunError
 from steerlab.core.files import write_atomic
 from steerlab.experiment.cells import Cell, StoredCell, unpack
 from steerlab.experiment.locking import RunLock
-from steerlab.experiment.run_folder import RUN_FILE, RunFolder, read_bytes
+from steerlab.experiment.run_folder import RUN_FILE, RunFolder, read_bytes, refuse_foreign
 from steerlab.experiment.scaling.cell import KIND
 from steerlab.experiment.scaling.worker import Outcome
 from steerlab.experiment.storage import json_text
@@ -32,12 +32,14 @@ class SweepFolder:
 
     Args:
         path: where it is, or shall be.
+        overwrite: remove the sweep that lies there.
 
     Raises:
-        RunError: if another process writes it, it cannot be made, or it holds an experiment's run.
+        RunError: if another process writes it, it cannot be made, or it holds an experiment's run; with `overwrite`, if
+            it holds other files and no sweep.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         if (path / RUN_FILE).exists():
             raise RunError(f"{path} holds the run of an experiment; give the sweep another name or root.")
@@ -47,7 +49,15 @@ class SweepFolder:
             raise RunError(f"The folder {path} cannot be made: {error.strerror or error}.") from error
         self._lock = RunLock(path)
         self._folder = RunFolder(path)
-        self._folder.mend()
+        try:
+            if overwrite and not (path / SWEEP_FILE).exists():
+                refuse_foreign(self._folder)
+            self._folder.mend()
+            if overwrite:
+                self.clear()
+        except BaseException:
+            self._lock.release()
+            raise
 
     def close(self) -> None:
         """Gives the folder to other processes."""

@@ -108,10 +108,8 @@ def run_sweep(
     _check_cells(cells)
     engines = {name: recipe.what() for name, recipe in {c.engine.name: c.engine for c in cells}.items()}
     tasks = [_task(cell, engines[cell.engine.name]) for cell in cells]
-    folder = SweepFolder(Path(path))
+    folder = SweepFolder(Path(path), overwrite=overwrite)
     try:
-        if overwrite:
-            folder.clear()
         folder.state({**(about or {}), "cells": [task.key for task in tasks]})
         distinct = {task.key: task for task in tasks}  # two settings may come to the same measurement
         missing = [task for key, task in distinct.items() if folder.find(key, task.cell) is None]

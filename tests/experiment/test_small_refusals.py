@@ -1,0 +1,120 @@
+"""What is refused or told of before anything runs, and what a run that goes on does not repeat."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import steerlab as sl
+from steerlab.core.errors import DataError, PlanError, RunError
+from steerlab.experiment.report.document import document
+from steerlab.experiment.report.write import material_of
+from steerlab.experiment.scaling.folder import SweepFolder
+from steerlab.models.resolver import layer_count
+from tests.experiment.data import DEV, PAIRS, TARGETS
+
+V = sl.SteeringVector.from_tensor(torch.randn(64, generator=torch.Generator().manual_seed(0)), layer=1)
+FEW = {"controls": sl.Controls(random=0), "neutral": ["the cat ran home"], "max_ppl_ratio": 99.0}
+
+
+@pytest.mark.parametrize("name", ["all", "prompt", "last_prompt", "generated", "default"])
+def test_simple_positions_may_be_named(tiny_llama_engine: sl.LensEngine, name: str) -> None:
+    meant = sl.where.last_prompt() | sl.where.generated() if name == "default" else getattr(sl.where, name)()
+    assert sl.add(V, coef=1.0, where=name) == sl.add(V, coef=1.0, where=meant)
+    assert sl.Plan(sl.ablate(V, where=name)).hash == sl.Plan(sl.ablate(V, where=meant)).hash
+    assert sl.when(V, above=0.0, read=name) == sl.when(V, above=0.0, read=meant)
+    if name in ("generated", "default"):
+        return
+    found, wanted = (tiny_llama_engine.capture(["the cat ran"], layers=[1], where=w) for w in (name, meant))
+    assert found.positions == wanted.positions
+    exp = sl.Experiment("x", tiny_llama_engine, root=None)
+    assert exp.extract(PAIRS, layers=[1], read=name) is exp.extract(PAIRS, layers=[1], read=meant)
+    made = sl.extract(tiny_llama_engine, PAIRS, layers=[1], read=name)
+    assert made == sl.extract(tiny_llama_engine, PAIRS, layers=[1], read=meant)
+
+
+def test_other_names_are_refused_with_those_that_are_known(tiny_llama_engine: sl.LensEngine) -> None:
+    for call in (
+        lambda: sl.add(V, coef=1.0, where="everywhere"),
+        lambda: sl.when(V, above=0.0, read="everywhere"),
+        lambda: tiny_llama_engine.capture(["the cat"], layers=[1], where="everywhere"),
+        lambda: sl.extract(tiny_llama_engine, PAIRS, layers=[1], read="everywhere"),
+    ):
+        with pytest.raises(PlanError, match="'all', 'prompt', 'last_prompt', 'generated', 'default'; got 'everywhere'"):
+            call()
+
+
+def test_overwriting_a_folder_of_other_files_is_refused(tiny_llama_engine: sl.LensEngine, tmp_path: Path) -> None:
+    (tmp_path / "run" / "cells").mkdir(parents=True)
+    mine = tmp_path / "run" / "cells" / "notes.txt"
+    mine.write_text("mine")
+    exp = sl.Experiment("run", tiny_llama_engine, root=tmp_path, overwrite=True)
+    with pytest.raises(RunError, match=r"other files \(cells\)"):
+        exp.score(None, TARGETS)
+    with pytest.raises(RunError, match="holds no run"):
+        SweepFolder(tmp_path / "run", overwrite=True)
+    assert mine.read_text() == "mine"
+
+
+def test_a_cleared_run_may_be_overwritten(tiny_llama_engine: sl.LensEngine, tmp_path: Path) -> None:
+    for _ in range(2):
+        with sl.Experiment("run", tiny_llama_engine, root=tmp_path, overwrite=True) as exp:
+            exp.score(None, TARGETS)
+        (tmp_path / "run" / "run.json").unlink()
+
+
+def test_doses_without_0_are_told_of_before_the_run(
+    tiny_llama_engine: sl.LensEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exp, plan = sl.Experiment("run", tiny_llama_engine, root=None), sl.Plan(sl.add(V, dose=1.0))
+    exp.effect(plan, DEV, [0, 0.1, 0.2], **FEW)
+    assert "dose 0" not in capsys.readouterr().err
+    monkeypatch.setattr("steerlab.experiment.measuring.perplexities", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        exp.effect(plan, DEV, [0.1, 0.2, 0.3], **FEW)
+    assert "info: effect: dose 0 is not among the doses" in capsys.readouterr().err
+
+
+def test_two_lambdas_are_two_metrics(tiny_llama_engine: sl.LensEngine) -> None:
+    exp, plan = sl.Experiment("run", tiny_llama_engine, root=None), sl.Plan(sl.add(V, dose=1.0))
+    first, last = (lambda good, bad: float(good[0])), (lambda good, bad: float(bad[0]))
+    exp.effect(plan, TARGETS, [0, 0.1, 0.2], metric=first, **FEW)
+    exp.transfer(plan, DEV, [0, 0.2], metric=last)
+    assert "of its effect above" not in str(document(material_of(exp)))
+    exp.transfer(plan, DEV, [0, 0.2], metric=first)
+    assert "of its effect above" in str(document(material_of(exp)))
+    chosen = [exp.select(V, [0.1, 0.2], DEV, metric=metric) for metric in (first, last)]
+    assert chosen[0].metric_identity != chosen[1].metric_identity
+    assert len(exp.results.selections) == 2
+
+
+def test_a_selfcheck_that_passed_is_not_repeated_when_a_run_goes_on(tiny_llama_path: Path, tmp_path: Path) -> None:
+    for expected in (True, False):
+        with sl.Experiment("run", tiny_llama_path, root=tmp_path) as exp:
+            assert exp.selfcheck(layers=[1]).passed
+            assert exp._session.loaded == expected
+            assert len(exp.results.selfchecks) == 1
+    with sl.Experiment("run", tiny_llama_path, root=tmp_path) as exp:
+        exp.selfcheck(layers=[2])
+        assert exp._session.loaded, "another check"
+
+
+def test_a_selfcheck_asked_for_again_runs(tiny_llama_engine: sl.LensEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    exp = sl.Experiment("run", tiny_llama_engine, root=None)
+    exp.selfcheck(layers=[1])
+    monkeypatch.setattr("steerlab.experiment.measurement_methods.selfcheck", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        exp.selfcheck(layers=[1])
+
+
+def test_lists_of_other_lengths_are_named_as_given() -> None:
+    with pytest.raises(DataError, match="got 2 positives and 1 negatives"):
+        sl.ContrastPairs.from_lists(["a", "b"], ["c"])
+    with pytest.raises(DataError, match="got 1 groups for 2 pairs"):
+        sl.ContrastPairs.from_lists(["a", "b"], ["c", "d"], ["x"])
+
+
+def test_layers_are_counted_from_the_configuration(tiny_llama_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_llama_path / "config.json").read_text())
+    assert layer_count(tmp_path) == 4
+    assert layer_count(tmp_path / "nowhere") is None
