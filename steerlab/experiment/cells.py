@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from steerlab.core.errors import RunError
 from steerlab.core.hashing import content_hash
 from steerlab.experiment.run_folder import RunFolder, read_bytes
+from steerlab.experiment.waiting import Waiting
 
 CELL_FORMAT = 1
 _META = b"steerlab"
@@ -155,10 +156,11 @@ class Tally:
         self._cells, self._what = cells, what
 
     def __enter__(self) -> "Tally":
-        self._before = self._counts()
+        self._before, self._waiting = self._counts(), Waiting(self._what)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        self._waiting.end()
         resumed, reused, measured = (now - before for now, before in zip(self._counts(), self._before, strict=True))
         if resumed and kind is None and not self._cells.told:
             self._cells.told = True

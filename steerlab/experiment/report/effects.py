@@ -155,14 +155,14 @@ def _receipt_table(effect: Effect, place: str) -> Table:
     grouped = effect.rows.groupby(["family", "dose"], sort=False)
     table = grouped.agg(
         draws=("draw", "nunique"),
-        targets_scored=("item", "size"),
+        items=("item", "nunique"),
         edited_tokens_mean=("edited_tokens", "mean"),
         edited_tokens_least=("edited_tokens", "min"),
         edited_tokens_most=("edited_tokens", "max"),
     ).reset_index()
     table["family"] = [_ARMS.get(family, family) for family in table.family]
     caption = "Tokens that the operators counted as edited, per target; at 0 there is nothing to edit"
-    return table_of(table.rename(columns={"family": "arm", "targets_scored": "items"}), caption, place=place)
+    return table_of(table.rename(columns={"family": "arm"}), caption, place=place)
 
 
 def _row_table(effect: Effect, place: str) -> Table:
