@@ -39,8 +39,8 @@ class Waiting:
         Waiting._told = True
         sys.stderr.write(
             f"info: {self._what}: the threads of this process waited {waited:.0f} s for a core in {seconds:.0f} s, "
-            f"because other programs use them too. torch runs {threads} threads; on a busy machine fewer are much faster: set "
-            "OMP_NUM_THREADS=1 before the start, or call torch.set_num_threads(1)\n"
+            f"because other programs use them too. torch runs {threads} threads; on a busy machine fewer are much "
+            "faster: set OMP_NUM_THREADS=1 before the start, or call torch.set_num_threads(1)\n"
         )
 
 
