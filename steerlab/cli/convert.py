@@ -39,6 +39,9 @@ def convert(
     ] = None,
     write: Annotated[Format | None, typer.Option("--to", help="Format of OUT; its suffix tells, if left out.")] = None,
     site: Annotated[str, typer.Option(help="What the layer numbers of a .pt dictionary mean.")] = "resid_post",
+    layer: Annotated[
+        int | None, typer.Option(help="The layer of a .pt file that holds one bare tensor.", show_default=False)
+    ] = None,
     model_hint: Annotated[
         str | None,
         typer.Option(metavar="ARCH", help="For GGUF: the model's architecture, e.g. llama.", show_default=False),
@@ -49,7 +52,7 @@ def convert(
     wanted = write or _format_of(out)
     if wanted is Format.GGUF and model_hint is None:
         raise InputError("A GGUF control vector names the model's architecture; pass it, e.g. --model-hint llama.")
-    vectors = _read(source, read or _format_of(source), site)
+    vectors = _read(source, read or _format_of(source), site, layer)
     _write(out, wanted, vectors, model_hint or "")
     say(f"vectors      {len(vectors)}, {vectors.by_layer[0].hook_point.name} to layer {vectors.by_layer[-1].layer}")
     if wanted is not Format.STEERLAB:
@@ -64,12 +67,14 @@ def _format_of(path: Path) -> Format:
     return found
 
 
-def _read(path: Path, kind: Format, site: str) -> "VectorSet":
+def _read(path: Path, kind: Format, site: str, layer: int | None) -> "VectorSet":
     from steerlab.steering.vectors import VectorSet
 
+    if layer is not None and kind is not Format.TORCH:
+        raise InputError("--layer is for a .pt file that holds one bare tensor; other files state their layers.")
     if kind is Format.GGUF:
         return VectorSet.from_gguf(path)
-    return VectorSet.from_torch(path, site=site) if kind is Format.TORCH else VectorSet.load(path)
+    return VectorSet.from_torch(path, site=site, layer=layer) if kind is Format.TORCH else VectorSet.load(path)
 
 
 def _write(path: Path, kind: Format, vectors: "VectorSet", model_hint: str) -> None:

@@ -2,12 +2,11 @@
 
 import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Final
+from typing import Any, Final
 
 from steerlab.core.errors import HookPointError
+from steerlab.core.numbers import as_integer, as_list, shown
 
 SITES: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 
@@ -35,8 +34,10 @@ class HookPoint:
     site: str = "resid_post"
 
     def __post_init__(self) -> None:
-        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
-            raise HookPointError(f"A hook point's layer is an integer from 0, got {self.layer!r}.")
+        layer = as_integer(self.layer)
+        if layer is None or layer < 0:
+            raise HookPointError(f"A hook point's layer is an integer from 0, got {shown(self.layer)}.")
+        object.__setattr__(self, "layer", layer)
         check_site(self.site)
 
     @property
@@ -83,33 +84,34 @@ def check_site(site: str) -> str:
     return site
 
 
-def resolve_layer(layer: int, n_layers: int) -> int:
+def resolve_layer(layer: Any, n_layers: int) -> int:
     """A layer index with negative values counted from the end.
 
     Raises:
         HookPointError: if the model has no such layer.
     """
-    if isinstance(layer, bool) or not isinstance(layer, Integral):
-        raise HookPointError(f"A layer is an integer, got {layer!r}.")
-    if not -n_layers <= layer < n_layers:
+    found = as_integer(layer)
+    if found is None:
+        raise HookPointError(f"A layer is an integer, got {shown(layer)}.")
+    if not -n_layers <= found < n_layers:
         raise HookPointError(
-            f"Layer {layer} does not exist: the model has {n_layers} layers, numbered 0 to {n_layers - 1} "
+            f"Layer {shown(found)} does not exist: the model has {n_layers} layers, numbered 0 to {n_layers - 1} "
             f"(or -{n_layers} to -1 from the end)."
         )
-    return int(layer) % n_layers
+    return found % n_layers
 
 
-def resolve_layers(layers: "str | int | range | list[int] | tuple[int, ...]", n_layers: int) -> list[int]:
+def resolve_layers(layers: Any, n_layers: int) -> list[int]:
     """Layer indices from "all", one index, or several; negative ones count from the end, duplicates are errors.
 
     Raises:
         HookPointError: for an unknown layer, no layer, or the same layer twice.
     """
-    if layers == "all":
+    if isinstance(layers, str) and layers == "all":
         return list(range(n_layers))
-    if isinstance(layers, str) or not isinstance(layers, int | Iterable):
-        raise HookPointError(f"layers is 'all', an index or a list of indices, got {layers!r}.")
-    wanted = [layers] if isinstance(layers, int) else list(layers)
+    wanted = [layers] if as_integer(layers) is not None else as_list(layers)
+    if wanted is None:
+        raise HookPointError(f"layers is 'all', an index or a list of indices, got {shown(layers)}.")
     resolved = [resolve_layer(layer, n_layers) for layer in wanted]
     if not resolved:
         raise HookPointError("layers is empty; name at least one layer, or 'all'.")

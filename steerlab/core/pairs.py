@@ -10,9 +10,10 @@ import numpy as np
 from steerlab.core.characters import check_whole
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
+from steerlab.core.numbers import as_list
 from steerlab.core.records import PlacedRow, field, frame_rows, of_split, prompt_field, read_csv, read_jsonl
-from steerlab.core.splitting import check_no_leak, split_groups
-from steerlab.core.text import PromptLike, is_prompt
+from steerlab.core.splitting import check_no_leak, row_indices, split_groups
+from steerlab.core.text import PromptLike, is_prompt, plain_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +61,8 @@ class ContrastPairs:
                     raise DataError(f"Pair {index} has an empty side.")
                 check_whole(prompt, f"Pair {index}", DataError)
         check_whole(self.groups, "The name of a group", DataError)
+        for side in ("positives", "negatives"):
+            object.__setattr__(self, side, tuple(map(plain_text, getattr(self, side))))
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -87,12 +90,12 @@ class ContrastPairs:
                 f"Contrast pairs come as two lists of one length; got {len(positives)} positives and {len(negatives)} "
                 "negatives."
             )
-        if groups is not None and (isinstance(groups, str | bytes) or not isinstance(groups, Iterable)):
+        named = [str(i) for i in range(len(positives))] if groups is None else as_list(groups)
+        if named is None:
             raise DataError(f"groups is a list with a name per pair, got {groups!r:.60}.")
-        names = [str(i) for i in range(len(positives))] if groups is None else [str(group) for group in groups]
-        if len(names) != len(positives):
-            raise DataError(f"groups names one group per pair; got {len(names)} groups for {len(positives)} pairs.")
-        return cls(tuple(positives), tuple(negatives), tuple(names))
+        if len(named) != len(positives):
+            raise DataError(f"groups names one group per pair; got {len(named)} groups for {len(positives)} pairs.")
+        return cls(tuple(positives), tuple(negatives), tuple(str(group) for group in named))
 
     @classmethod
     def from_jsonl(
@@ -198,12 +201,13 @@ class ContrastPairs:
         """Content hash of all pairs and groups, in order."""
         return content_hash([self.positives, self.negatives, self.groups])
 
-    def take(self, indices: Sequence[int]) -> "ContrastPairs":
+    def take(self, indices: Any) -> "ContrastPairs":
         """The pairs at these indices, in this order."""
+        chosen = row_indices(indices)
         return ContrastPairs(
-            tuple(self.positives[i] for i in indices),
-            tuple(self.negatives[i] for i in indices),
-            tuple(self.groups[i] for i in indices),
+            tuple(self.positives[i] for i in chosen),
+            tuple(self.negatives[i] for i in chosen),
+            tuple(self.groups[i] for i in chosen),
         )
 
     def flipped(self, flips: Sequence[bool]) -> "ContrastPairs":

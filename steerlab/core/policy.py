@@ -1,10 +1,11 @@
 """The sampling policy: which distribution over the next token is really sampled."""
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
+from typing import Any
 
 from steerlab.core.errors import PolicyError
+from steerlab.core.numbers import as_integer, as_number, shown
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,21 @@ class SamplingPolicy:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "≥ 0")
-        fits = self.temperature == 0 or self.temperature >= 1e-6  # logits / temperature must fit float32
-        _require(fits, "temperature", self.temperature, "at least 1e-6, or 0 for greedy")
-        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
-        _require(_is_integer(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "an integer ≥ 0 (0 keeps all)")
-        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        penalty = self.repetition_penalty
-        _require(_is_number(penalty) and penalty > 0, "repetition_penalty", penalty, "> 0 (1 is off)")
+        self._take("temperature", as_number, lambda value: value >= 0, "≥ 0")
+        # logits / temperature must fit float32
+        coldest = "at least 1e-6, or 0 for greedy"
+        self._take("temperature", as_number, lambda value: value == 0 or value >= 1e-6, coldest)
+        self._take("top_p", as_number, lambda value: 0 < value <= 1, "in (0, 1]")
+        self._take("top_k", as_integer, lambda value: value >= 0, "an integer ≥ 0 (0 keeps all)")
+        self._take("min_p", as_number, lambda value: 0 <= value <= 1, "in [0, 1]")
+        self._take("repetition_penalty", as_number, lambda value: value > 0, "> 0 (1 is off)")
+
+    def _take(self, name: str, read: Callable[[Any], Any], fits: Callable[[Any], bool], wanted: str) -> None:
+        value = getattr(self, name)
+        found = read(value)
+        if found is None or not fits(found):
+            raise PolicyError(f"{name} must be {wanted}, got {shown(value)}.")
+        object.__setattr__(self, name, found)
 
     @property
     def is_greedy(self) -> bool:
@@ -56,16 +64,3 @@ class SamplingPolicy:
     def greedy(cls) -> "SamplingPolicy":
         """The policy that always takes the most probable token."""
         return cls(temperature=0.0)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _require(ok: bool, name: str, value: object, wanted: str) -> None:
-    if not ok:
-        raise PolicyError(f"{name} must be {wanted}, got {value!r}.")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from steerlab.core.characters import check_whole
 from steerlab.core.errors import DataError
 from steerlab.core.files import read_text
-from steerlab.core.text import PromptLike, TargetLike, is_prompt, is_target
+from steerlab.core.text import PromptLike, TargetLike, is_prompt, is_target, plain_text
 
 # Where a row stands, for complaints (`pairs.csv:3`), and the row.
 PlacedRow: TypeAlias = tuple[str, dict[str, Any]]
@@ -130,7 +130,7 @@ def frame_rows(frame: Any) -> Iterator[PlacedRow]:
 
 
 def placed_records(records: Iterable[Mapping[str, Any]]) -> Iterator[PlacedRow]:
-    """Yields (`record i`, row) for every mapping of a list, i counted from 0.
+    """Yields (`record i`, row) for every mapping of a list, i counted from 0; missing values are as in `frame_rows`.
 
     Raises:
         DataError: if it is no list of mappings.
@@ -140,8 +140,9 @@ def placed_records(records: Iterable[Mapping[str, Any]]) -> Iterator[PlacedRow]:
     for index, row in enumerate(records):
         if not isinstance(row, Mapping):
             raise DataError(f"record {index} is a {type(row).__name__}; each record is a dictionary.")
-        check_whole(row, f"record {index}", DataError)
-        yield f"record {index}", dict(row)
+        plain = {key: _plain(value) for key, value in row.items()}
+        check_whole(plain, f"record {index}", DataError)
+        yield f"record {index}", plain
 
 
 def of_split(rows: Iterable[PlacedRow], split: str | None, source: object, what: str) -> list[PlacedRow]:
@@ -179,7 +180,7 @@ def prompt_field(row: dict[str, Any], key: str, place: str) -> PromptLike:
     value = field(row, key, place)
     if not is_prompt(value):
         raise DataError(f"{place}: {key!r} is neither text, nor chat messages, nor token ids: {value!r:.80}.")
-    return value
+    return plain_text(value)
 
 
 def target_field(row: dict[str, Any], key: str, place: str) -> TargetLike:
@@ -191,7 +192,7 @@ def target_field(row: dict[str, Any], key: str, place: str) -> TargetLike:
     value = field(row, key, place)
     if not is_target(value):
         raise DataError(f"{place}: {key!r} is neither text nor token ids: {value!r:.80}.")
-    return value
+    return plain_text(value)
 
 
 def _next_cells(path: str | Path, reader: Any) -> list[str] | None:
@@ -212,8 +213,10 @@ def _header(path: str | Path, cells: list[str] | None) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+    if hasattr(value, "tolist"):  # arrays, tensors, series and their scalars
         value = value.tolist()
+    if isinstance(value, str | list | dict):
+        return value
     import pandas
 
     return None if pandas.api.types.is_scalar(value) and pandas.isna(value) else value

@@ -1,12 +1,12 @@
 """Random draws keyed by what they belong to, so that they depend on nothing else."""
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from steerlab.core.errors import InputError
+from steerlab.core.numbers import as_integer, as_list, shown
 
 SeedLike = int | Sequence[int]
 
@@ -23,19 +23,28 @@ def row_key(seed: SeedLike, prompt_index: int, sample_index: int) -> tuple[int, 
     return (int(seed), prompt_index, sample_index)
 
 
-def check_seed(seed: SeedLike, n_prompts: int) -> SeedLike:
-    """The seed itself, if it is an integer ≥ 0 or one such integer per prompt.
+def check_seed(seed: Any, n_prompts: int) -> SeedLike:
+    """The seed as an int, or as a list of one int per prompt, if all are integers ≥ 0.
 
     Raises:
         InputError: otherwise.
     """
-    values: list[Any] = list(seed) if isinstance(seed, Sequence) and not isinstance(seed, str) else [seed]
-    if isinstance(seed, Sequence) and len(values) != n_prompts:
-        raise InputError(f"A list of seeds holds one per prompt: got {len(values)} seeds for {n_prompts} prompts.")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-            raise InputError(f"A seed is an integer ≥ 0, got {value!r}.")
-    return seed
+    listed = as_list(seed)
+    if listed is not None and len(listed) != n_prompts:
+        raise InputError(f"A list of seeds holds one per prompt: got {len(listed)} seeds for {n_prompts} prompts.")
+    return check_single_seed(seed) if listed is None else [check_single_seed(value) for value in listed]
+
+
+def check_single_seed(seed: Any) -> int:
+    """The seed as an int.
+
+    Raises:
+        InputError: for anything but an integer ≥ 0.
+    """
+    found = as_integer(seed)
+    if found is None or found < 0:
+        raise InputError(f"A seed is an integer ≥ 0, got {shown(seed)}.")
+    return found
 
 
 def draw_keys(key: tuple[int, ...], n: int) -> np.ndarray:

@@ -3,12 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from steerlab.core.errors import DataError
+from steerlab.core.numbers import as_integer, as_list, as_number, shown
+from steerlab.core.seeds import check_single_seed
 from steerlab.core.text import PromptLike
 
 
@@ -23,12 +24,13 @@ def split_groups(groups: Sequence[str], fraction: float, seed: int) -> tuple[lis
     Raises:
         DataError: if the fraction is not between 0 and 1, or a part would be empty.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < fraction < 1:
-        raise DataError(f"fraction is between 0 and 1, got {fraction!r}.")
-    order = np.random.default_rng(seed).permutation(sorted(set(groups))).tolist()
+    share = as_number(fraction)
+    if share is None or not 0 < share < 1:
+        raise DataError(f"fraction is between 0 and 1, got {shown(fraction)}.")
+    order = np.random.default_rng(check_single_seed(seed)).permutation(sorted(set(groups))).tolist()
     sizes, first, inside = Counter(groups), set[str](), 0
     for name in order:
-        if inside + sizes[name] / 2 <= fraction * len(groups):
+        if inside + sizes[name] / 2 <= share * len(groups):
             first.add(name)
             inside += sizes[name]
     left = [i for i, group in enumerate(groups) if group in first]
@@ -39,6 +41,19 @@ def split_groups(groups: Sequence[str], fraction: float, seed: int) -> tuple[lis
             "Use more groups, or another fraction."
         )
     return left, right
+
+
+def row_indices(indices: Any) -> list[int]:
+    """Indices of rows, as integers.
+
+    Raises:
+        DataError: for something else, a mask of booleans included.
+    """
+    listed = as_list(indices)
+    found = [as_integer(i) for i in listed or ()]
+    if listed is None or None in found:
+        raise DataError(f"Rows are taken by a list of their indices, integers; got {shown(indices)}.")
+    return [i for i in found if i is not None]
 
 
 def check_no_leak(left: Iterable[PromptLike], right: Iterable[PromptLike]) -> None:
@@ -53,8 +68,4 @@ def check_no_leak(left: Iterable[PromptLike], right: Iterable[PromptLike]) -> No
 
 
 def _key(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, sort_keys=True, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else dict(value)
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, sort_keys=True, default=dict)

@@ -1,7 +1,7 @@
 """Targets: what is scored after each prompt, and which side each target speaks for."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ from steerlab.core.records import (
     read_jsonl,
     target_field,
 )
-from steerlab.core.splitting import check_no_leak, split_groups
-from steerlab.core.text import PromptLike, TargetLike
+from steerlab.core.splitting import check_no_leak, row_indices, split_groups
+from steerlab.core.text import PromptLike, TargetLike, plain_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +45,11 @@ class TargetItem:
     positives: tuple[TargetLike, ...]
     negatives: tuple[TargetLike, ...]
     group: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", plain_text(self.prompt))
+        for side in ("positives", "negatives"):
+            object.__setattr__(self, side, tuple(map(plain_text, getattr(self, side))))
 
     @property
     def targets(self) -> list[TargetLike]:
@@ -171,9 +176,9 @@ class Targets:
         """Content hash of all items, in order."""
         return content_hash([[i.prompt, i.positives, i.negatives, i.group] for i in self.items])
 
-    def take(self, indices: Sequence[int]) -> "Targets":
+    def take(self, indices: Any) -> "Targets":
         """The items at these indices, in this order."""
-        return Targets(tuple(self.items[i] for i in indices))
+        return Targets(tuple(self.items[i] for i in row_indices(indices)))
 
     def to_frame(self) -> "pd.DataFrame":
         """A pandas frame with a row per target: `prompt`, `target`, `label`, `group`; `from_frame` reads it back."""

@@ -1,14 +1,14 @@
 """Prompts and targets as token ids: templates, the one BOS, and the boundary between prompt and target."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
 from jinja2 import TemplateError
 
 from steerlab.core.characters import check_whole
 from steerlab.core.errors import PromptError, TargetError
+from steerlab.core.numbers import as_integer, as_list
 from steerlab.core.spelling import decode, ids_after, plain_ids
 
 Message: TypeAlias = Mapping[str, str]
@@ -58,11 +58,12 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     Raises:
         PromptError: if there is none, or an element is not a prompt.
     """
-    if is_single_prompt(prompts):
-        return [prompts if isinstance(prompts, str) else _as_list(prompts)]
-    if isinstance(prompts, bytes | Mapping | set) or not hasattr(prompts, "__iter__"):
+    given = listed(prompts)
+    if is_single_prompt(given):
+        return [plain_text(given)]
+    found = None if isinstance(given, set) else as_list(given)
+    if found is None:
         raise PromptError(f"Prompts are a string, chat messages, token ids, or a list of those; got {prompts!r:.80}.")
-    found: list[Any] = _as_list(prompts)
     if not found:
         raise PromptError("There are no prompts; pass at least one.")
     return [_check_prompt(item, index) for index, item in enumerate(found)]
@@ -72,10 +73,19 @@ def is_single_prompt(prompts: PromptLike | Sequence[PromptLike]) -> bool:
     """Whether this is one bare prompt (text, one conversation, or one list of ids) rather than a list of prompts."""
     if isinstance(prompts, str):
         return True
-    if isinstance(prompts, bytes | Mapping | set) or not hasattr(prompts, "__iter__"):
-        return False
-    found = _as_list(prompts)
-    return bool(found) and (all(isinstance(item, Mapping) for item in found) or all(_is_id(item) for item in found))
+    found = None if isinstance(prompts, set | Iterator) else as_list(prompts)
+    return bool(found) and (all(isinstance(item, Mapping) for item in found) or _all_ids(found))
+
+
+def listed(values: Any) -> Any:
+    """A generator's elements as a list, so that they can be looked at twice; anything else as it is."""
+    return list(values) if isinstance(values, Iterator) else values
+
+
+def plain_text(item: Any) -> Any:
+    """A prompt or target as text, messages, or a list of Python's own integers: as JSON and hashes take it."""
+    found = as_list(item)
+    return item if found is None else found if not _all_ids(found) else [as_integer(i) for i in found]
 
 
 def as_targets(targets: Sequence[Any], n_prompts: int, single: bool) -> list[list[TargetLike]]:
@@ -89,11 +99,12 @@ def as_targets(targets: Sequence[Any], n_prompts: int, single: bool) -> list[lis
     Raises:
         TargetError: if a list is missing or empty, or has the wrong nesting.
     """
-    if not isinstance(targets, str) and not hasattr(targets, "__iter__"):
-        raise TargetError(f"targets is one list per prompt, got {targets!r:.80}.")
     if isinstance(targets, str):
         raise TargetError(f"targets is one list per prompt, e.g. [[{targets!r}]]; got the string {targets!r}.")
-    rows = [list(targets)] if single and not _is_nested(targets) else list(targets)
+    found = None if isinstance(targets, set) else as_list(targets)
+    if found is None:
+        raise TargetError(f"targets is one list per prompt, got {targets!r:.80}.")
+    rows = [found] if single and not _is_nested(found) else found
     if len(rows) != n_prompts:
         raise TargetError(f"There are {n_prompts} prompts and {len(rows)} lists of targets; pass one list per prompt.")
     return [_check_row(row, index) for index, row in enumerate(rows)]
@@ -109,12 +120,13 @@ def _check_row(row: Any, index: int) -> list[TargetLike]:
         raise TargetError(
             f"Prompt {index} has the string {row!r} where a list of targets belongs; write [{row!r}] for one target."
         )
-    if isinstance(row, bytes | Mapping | set) or not hasattr(row, "__iter__"):
+    found = None if isinstance(row, set) else as_list(row)
+    if found is None:
         raise TargetError(f"Prompt {index} needs a list of targets, got {row!r:.80}.")
-    row = _as_list(row)
+    row = found
     if not row:
         raise TargetError(f"Prompt {index} has no targets; pass at least one.")
-    if all(_is_id(item) for item in row):
+    if _all_ids(row):
         raise TargetError(
             f"Prompt {index} has a list of ids where a list of targets belongs; write [{row}] for one target."
         )
@@ -123,7 +135,7 @@ def _check_row(row: Any, index: int) -> list[TargetLike]:
             raise TargetError(f"A target is a string or a list of token ids; prompt {index} has {target!r}.")
         if len(target) == 0:
             raise TargetError(f"Prompt {index} has an empty target; pass text or ids to score.")
-    return row
+    return [plain_text(target) for target in row]
 
 
 def _check_prompt(item: Any, index: int) -> PromptLike:
@@ -131,7 +143,7 @@ def _check_prompt(item: Any, index: int) -> PromptLike:
         raise PromptError(
             f"Prompt {index} is neither a string, nor a list of chat messages, nor a list of token ids: {item!r:.80}."
         )
-    return item if isinstance(item, str) else _as_list(item)
+    return plain_text(item)
 
 
 def is_prompt(item: Any) -> bool:
@@ -146,20 +158,15 @@ def is_target(item: Any) -> bool:
     return isinstance(item, str) or _is_ids(item)
 
 
-def _as_list(item: Any) -> list[Any]:
-    return item.tolist() if hasattr(item, "tolist") else list(item)
-
-
-def _is_id(item: Any) -> bool:
-    return isinstance(item, Integral) and not isinstance(item, bool)
-
-
 def _is_ids(item: Any) -> bool:
-    if hasattr(item, "tolist"):
-        item = item.tolist()
     if type(item) in (list, tuple) and _are_plain(item):
         return True
-    return isinstance(item, Sequence) and not isinstance(item, str | bytes) and all(_is_id(i) for i in item)
+    found = as_list(item) if isinstance(item, Sequence) or hasattr(item, "tolist") else None
+    return found is not None and _all_ids(found)
+
+
+def _all_ids(items: Sequence[Any]) -> bool:
+    return _are_plain(items) or all(as_integer(item) is not None for item in items)
 
 
 def _are_plain(ids: Sequence[Any]) -> bool:
@@ -177,7 +184,7 @@ def encode_prompt(tokenizer: Any, prompt: PromptLike, *, chat: bool = False, d_v
         PromptError: for an empty prompt on a tokenizer without BOS, half a character, ids outside the vocabulary,
             messages without `role` and `content`, or a tokenizer without a chat template.
     """
-    if not isinstance(prompt, str) and all(_is_id(item) for item in prompt) and len(prompt) > 0:
+    if not isinstance(prompt, str) and len(prompt) > 0 and _all_ids(prompt):
         return EncodedPrompt(_check_ids(prompt, d_vocab, PromptError, "prompt"), None)  # pyright: ignore[reportArgumentType]
     check_whole(prompt, "The prompt", PromptError)
     if isinstance(prompt, str) and not chat:
@@ -254,7 +261,7 @@ def encode_pair(
     if boundary not in ("joint", "separate"):
         raise TargetError(f"boundary is 'joint' or 'separate', got {boundary!r}.")
     if not isinstance(target, str):
-        ids = _check_ids(_as_list(target), d_vocab, TargetError, "target")
+        ids = _check_ids(plain_text(target), d_vocab, TargetError, "target")
         return EncodedPair(prompt.token_ids, ids, "clean")
     check_whole(target, "The target", TargetError)
     if boundary == "separate" or prompt.text is None:

@@ -9,6 +9,7 @@ import torch
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
+from steerlab.core.numbers import check_integer, plain, shown
 from steerlab.core.pairs import ContrastPairs, balanced_flips
 from steerlab.measures.intervals import rank_floor
 from steerlab.steering import where as positions
@@ -34,7 +35,7 @@ class Controls:
     With n draws no rank can be below 1 / (1 + n), so a family needs 19 draws before a verdict of `effect` is possible.
 
     Raises:
-        InputError: for a negative count.
+        InputError: for a count that is no integer ≥ 0.
     """
 
     random: int = 20
@@ -43,9 +44,8 @@ class Controls:
 
     def __post_init__(self) -> None:
         for name in ("random", "shuffled"):
-            count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise InputError(f"Controls({name}=…) takes an integer ≥ 0, got {count!r}.")
+            count = check_integer(getattr(self, name), f"Controls({name}=…)", least=0)
+            object.__setattr__(self, name, count)
             if 0 < count and rank_floor(count) > RANK_LEVEL:
                 warnings.warn(
                     f"{count} {name} draws cannot rank below {rank_floor(count):.3f}, so the verdict cannot be "
@@ -53,6 +53,10 @@ class Controls:
                     UserWarning,
                     stacklevel=3,
                 )
+        wanted = plain(self.wrong_layer)
+        if not isinstance(wanted, bool):
+            raise InputError(f"Controls(wrong_layer=…) is True or False, got {shown(self.wrong_layer)}.")
+        object.__setattr__(self, "wrong_layer", wanted)
 
 
 @dataclass(frozen=True)

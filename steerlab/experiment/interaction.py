@@ -8,6 +8,7 @@ import pandas as pd
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
+from steerlab.core.numbers import as_list, as_number, shown
 from steerlab.core.targets import Targets
 from steerlab.experiment.item_values import item_values
 from steerlab.experiment.metrics import Metric, find_metric
@@ -84,7 +85,7 @@ def interaction(
         InputError: if 0 is not among the scales, or a scale stands twice.
         PlanError: if edits of the two plans contradict each other.
     """
-    first, second = _check_scales("scales_a", scales_a), _check_scales("scales_b", scales_b)
+    first, second = check_scales("scales_a", scales_a), check_scales("scales_b", scales_b)
     name, measure = find_metric(metric)
     cells = [(a, b) for a in first for b in second]
     plans = [combined(plan_a, a, plan_b, b) for a, b in cells]
@@ -127,8 +128,14 @@ def _table(rows: pd.DataFrame, hashes: list[str], options: dict) -> pd.DataFrame
     return pd.DataFrame(found, columns=columns).assign(plan_hash=hashes)
 
 
-def _check_scales(name: str, scales: Sequence[float]) -> list[float]:
-    values = sorted(float(scale) for scale in scales)
-    if 0 not in values or len(values) < 2 or len(set(values)) < len(values) or not np.isfinite(values).all():
-        raise InputError(f"{name} holds 0 (the baseline) and at least one other scale, each once; got {list(scales)}.")
-    return values
+def check_scales(name: str, scales: Sequence[float]) -> list[float]:
+    """Sorted scales, if 0 and another one are among them, each once.
+
+    Raises:
+        InputError: otherwise.
+    """
+    found = [as_number(scale) for scale in as_list(scales) or ()]
+    values = [value for value in found if value is not None]
+    if 0 not in values or len(values) < 2 or len(set(values)) < len(found):
+        raise InputError(f"{name} holds 0 (the baseline) and at least one other scale, each once; got {shown(scales)}.")
+    return sorted(values)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from steerlab.core.endings import stop_strings
+from steerlab.core.numbers import check_integer
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
@@ -209,9 +211,10 @@ class Measurements(Kept):
             1.0
         """
         run_doses = check_doses(doses, at_least=1)
+        max_new_tokens, n = check_integer(max_new_tokens, "max_new_tokens", least=0), check_integer(n, "n", least=1)
+        given = None if prompts is None else as_prompts(prompts)
         self._session.open()
         ready, neutral = measuring.resolved(self._session, plan), self._neutral(texts)
-        given = None if prompts is None else as_prompts(prompts)
         what = [run_doses, str(policy), max_new_tokens, n]
         looked = [None if texts is None else neutral, given]
         with self._look("cost", lambda: (looked, [plan.hash, *what])), Tally(self._session.cells, "cost"):
@@ -221,7 +224,7 @@ class Measurements(Kept):
                 made = recorded.generations(self._session, plan, given, run_doses, options)
                 frame = frame.merge(text_statistics(made), on="dose")
         return self._keep_frame(
-            "cost", frame, [ready.hash, run_doses, neutral, prompts, str(policy), max_new_tokens, n]
+            "cost", frame, [ready.hash, run_doses, neutral, given, str(policy), max_new_tokens, n]
         )
 
     def entropy(
@@ -288,8 +291,9 @@ class Measurements(Kept):
             [0.0, 0.2]
         """
         run_doses, found = check_doses(doses, at_least=1), as_prompts(prompts)
+        max_new_tokens, n = check_integer(max_new_tokens, "max_new_tokens", least=0), check_integer(n, "n", least=1)
         self._session.open()
-        strings = [stop] if isinstance(stop, str) else list(stop)
+        strings = list(stop_strings(stop))
         options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": strings, "chat": chat}
         stated = options | {"policy": str(policy)}
         with (

@@ -11,6 +11,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from steerlab.core.errors import InputError, PlanError
+from steerlab.core.numbers import check_number
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
@@ -164,8 +165,7 @@ def measure_effect(
     check_targets(targets)
     if not isinstance(controls, Controls):
         raise InputError(f"controls is e.g. sl.Controls(random=20), got {controls!r:.60}.")
-    if not max_ppl_ratio >= 1:
-        raise InputError(f"max_ppl_ratio is a factor of at least 1, got {max_ppl_ratio!r}.")
+    max_ppl_ratio = check_number(max_ppl_ratio, "max_ppl_ratio", least=1, infinite=True)
     check_pairs(controls, pairs)
     session.open()
     ready = resolved(session, plan)

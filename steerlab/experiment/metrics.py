@@ -4,7 +4,6 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from scipy.special import logsumexp
 
 from steerlab.core.errors import InputError
 from steerlab.core.hashing import HASH_LENGTH, content_hash
+from steerlab.core.numbers import as_number, plain, shown
 from steerlab.experiment.source import bytecode
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -102,6 +102,8 @@ def value_of(metric: Metric, positive: np.ndarray, negative: np.ndarray, item: i
         InputError: if the metric gives something else than a finite number.
     """
     value = metric(positive, negative)
-    if not isinstance(value, Real) or not np.isfinite(float(value)):
-        raise InputError(f"The metric gave {value!r} for item {item}; it must give a finite number.")
-    return float(value)
+    # a comparison gives a bool, which counts as 0 or 1
+    found = as_number(int(plain(value)) if isinstance(plain(value), bool) else value)
+    if found is None:
+        raise InputError(f"The metric gave {shown(value)} for item {item}; it must give a finite number.")
+    return found

@@ -9,6 +9,7 @@ import pandas as pd
 
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError, PromptError
+from steerlab.core.numbers import check_number
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
 from steerlab.steering.plan import Plan
@@ -131,10 +132,8 @@ def parity(
         PromptError: for a text of fewer than two tokens.
     """
     _check_models(engine_a.info, engine_b.info)
-    if tolerance is not None and not tolerance >= 0:
-        raise InputError(f"tolerance is a number of nats ≥ 0, got {tolerance!r}.")
-    if not (np.isfinite(factor) and factor >= 1):
-        raise InputError(f"factor is a finite number ≥ 1, got {factor!r}.")
+    tolerance = None if tolerance is None else check_number(tolerance, "tolerance, in nats,", least=0, infinite=True)
+    factor = check_number(factor, "factor", least=1)
     resolved = plan.check(engine_a.info).resolved(engine_a.median_norm, engine_a.info.weights_hash)
     pairs = _pairs(engine_a, resolved, prompts, texts, max_new_tokens)
     unsteered_a, _ = _scored(engine_a, pairs, None)
@@ -153,9 +152,9 @@ def parity(
     return Parity(
         rows=rows,
         receipts=_receipt_rows(receipts_a, receipts_b),
-        tolerance=measured if tolerance is None else float(tolerance),
+        tolerance=measured if tolerance is None else tolerance,
         measured_tolerance=tolerance is None,
-        factor=float(factor),
+        factor=factor,
         engine_a=_described(engine_a),
         engine_b=_described(engine_b),
         plan_hash=plan.hash,

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
+from steerlab.core.numbers import as_integer, as_list, as_number, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
@@ -137,11 +138,12 @@ def list_tries(
     Raises:
         InputError: if nothing is left to try, or a dose is 0, not finite, or there twice.
     """
-    values = [float(dose) for dose in doses]
-    if not values or 0 in values or len(set(values)) < len(values) or not np.isfinite(values).all():
-        raise InputError(f"Doses to select from are distinct finite numbers other than 0, got {list(doses)}.")
+    found = [as_number(dose) for dose in as_list(doses) or ()]
+    values = [value for value in found if value is not None]
+    if not values or 0 in values or len(set(values)) < len(found):
+        raise InputError(f"Doses to select from are distinct finite numbers other than 0, got {shown(doses)}.")
     named = _named_vectors(vectors)
-    wanted = None if layers is None else set(layers)
+    wanted = None if layers is None else set(_layers(layers))
     chosen = [(name, v) for name, v in named if wanted is None or v.layer in wanted]
     missing = set() if wanted is None else wanted - {v.layer for _, v in chosen}
     if missing or not chosen:
@@ -314,11 +316,20 @@ def check_constraints(subject_to: Mapping[str, float] | None, texts: Sequence[Pr
     for name, bound in bounds.items():
         if name not in CONSTRAINTS:
             raise InputError(f"Unknown constraint {name!r}; known: {', '.join(CONSTRAINTS)}.")
-        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound) or bound < 0:
-            raise InputError(f"The bound on {name} is a finite number ≥ 0, got {bound!r}.")
+        limit = as_number(bound)
+        if limit is None or limit < 0:
+            raise InputError(f"The bound on {name} is a finite number ≥ 0, got {shown(bound)}.")
+        bounds[name] = limit
         if name != "anti_steerable" and not texts:
             raise InputError(f"{name} is measured on neutral texts; pass texts=.")
     return bounds
+
+
+def _layers(layers: Any) -> list[int]:
+    found = [as_integer(layer) for layer in ([layers] if as_list(layers) is None else as_list(layers) or ())]
+    if None in found:
+        raise InputError(f"layers is a list of layers, integers, got {shown(layers)}.")
+    return [layer for layer in found if layer is not None]
 
 
 def _named_vectors(vectors: VectorsLike) -> list[tuple[str, SteeringVector]]:

@@ -12,6 +12,7 @@ import torch
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError, SteerlabError
 from steerlab.core.hook_points import resolve_layers
+from steerlab.core.numbers import check_number
 from steerlab.core.results import Generations, Scores
 from steerlab.steering.operators import add, default_where
 from steerlab.steering.plan import Plan
@@ -151,7 +152,7 @@ def selfcheck(
     if plan is not None and layers is not None:
         raise InputError("A selfcheck takes layers= for a plan of its own, or plan=, not both.")
     used = _random_plan(engine, layers, seed) if plan is None else plan
-    allowed = _tolerance(engine) if tolerance is None else tolerance
+    allowed = _tolerance(engine) if tolerance is None else check_number(tolerance, "tolerance, in nats,", least=0)
     task = _Task(engine, used.resolved(engine.median_norm, engine.info.weights_hash), seed, allowed)
     described = f"{type(engine).__name__} of {engine.info.name}, {engine.info.dtype}"
     return SelfCheck(tuple(task.run()), described, str(used), seed)

@@ -3,12 +3,12 @@
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from steerlab.core.characters import check_whole
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError, ModelNotFoundError, RunError
-from steerlab.core.seeds import check_seed
+from steerlab.core.seeds import check_single_seed
 from steerlab.experiment.cells import Cells
 from steerlab.experiment.fingerprint import (
     Fingerprint,
@@ -68,7 +68,7 @@ class Session:
         self.owns_engine = self._engine is None
         self.name = name
         self.backend = _checked_backend(backend) if self._engine is None else backend_of(self._engine)
-        self.seed = int(cast("int", check_seed(seed, 1)))
+        self.seed = check_single_seed(seed)
         self.model, self.load_options = model, dict(load_options)
         self.folder = None if path is None else RunFolder(path)
         self.cells, self.inputs = Cells(self.folder), Inputs(self.folder)
@@ -375,6 +375,7 @@ def _load(model: Any, backend: str, options: Mapping[str, Any]) -> Engine:
 
 def plain_option(value: Any) -> Any:
     """A load option as JSON; what JSON cannot hold becomes text."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list | tuple | range):
         return [plain_option(item) for item in value]
     if isinstance(value, dict):

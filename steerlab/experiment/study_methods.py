@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from steerlab.core.engine import Engine
+from steerlab.core.numbers import check_integer, check_number
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
@@ -14,12 +15,13 @@ from steerlab.experiment import measuring, studies
 from steerlab.experiment.cells import Tally
 from steerlab.experiment.confirmation import Confirmation, confirm
 from steerlab.experiment.controls import Controls
-from steerlab.experiment.interaction import Interaction, interaction
+from steerlab.experiment.interaction import Interaction, check_scales, interaction
 from steerlab.experiment.kept import Kept
 from steerlab.experiment.looks import Look, Looks
 from steerlab.experiment.metrics import Metric, metric_identity
 from steerlab.experiment.parity import Parity, parity
 from steerlab.experiment.selection import DEFAULT_POLICY, Selection, VectorsLike, list_tries, plain_addition
+from steerlab.experiment.sweep import check_doses
 from steerlab.experiment.transfer import Transfer, transfer
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import SteeringVector
@@ -163,7 +165,10 @@ class Studies(Kept):
         self._session.open()
         first, second = (measuring.resolved(self._session, plan) for plan in (plan_a, plan_b))
         engine = studies.elsewhere(self._session, None)
-        scales: dict[str, Any] = {"scales_a": list(doses_a), "scales_b": list(doses_b)}
+        scales: dict[str, Any] = {
+            "scales_a": check_scales("doses_a", doses_a),
+            "scales_b": check_scales("doses_b", doses_b),
+        }
         with (
             self._look("interaction", lambda: ([targets], [plan_a.hash, plan_b.hash, metric_identity(metric), scales])),
             Tally(self._session.cells, "interaction"),
@@ -201,16 +206,14 @@ class Studies(Kept):
             ['dose', 'item', 'group', 'value']
         """
         self._session.open()
-        used = studies.elsewhere(self._session, engine)
+        used, doses = studies.elsewhere(self._session, engine), check_doses(doses)
         run_by = studies.other_engine_hash(self._session, engine)
+        what = [plan.hash, targets.hash, doses, metric_identity(metric), run_by]
         with (
-            self._look(
-                "transfer", lambda: ([targets], [plan.hash, [float(d) for d in doses], metric_identity(metric), run_by])
-            ),
+            self._look("transfer", lambda: ([targets], [plan.hash, doses, metric_identity(metric), run_by])),
             Tally(self._session.cells, "transfer"),
         ):
             found = transfer(used, plan, targets, doses, metric=metric, seed=self.seed)
-        what = [plan.hash, targets.hash, [float(dose) for dose in doses], metric_identity(metric), run_by]
         return self._keep_finding("transfer", found, what)
 
     def parity(
@@ -244,6 +247,10 @@ class Studies(Kept):
             0.0
         """
         self._session.open()
+        max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=1)
+        tolerance = (
+            None if tolerance is None else check_number(tolerance, "tolerance, in nats,", least=0, infinite=True)
+        )
         ready = measuring.resolved(self._session, plan)
         given = None if prompts is None else as_prompts(prompts), None if texts is None else as_prompts(texts)
         run_by = studies.other_engine_hash(self._session, against)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
+from steerlab.core.numbers import as_list, as_number, check_integer, shown
 from steerlab.core.targets import Targets
 from steerlab.core.text import encode_prompt
 from steerlab.experiment.controls import Arm
@@ -37,15 +38,12 @@ def check_doses(doses: Sequence[float], *, at_least: int = 2) -> list[float]:
         InputError: otherwise.
     """
     few = {1: "one", 2: "two"}[at_least]
-    wrong = f"doses are {few} or more distinct finite numbers, got {doses!r}."
-    try:
-        given = list(doses)
-        values = [] if any(isinstance(dose, str | bytes) for dose in given) else [float(dose) for dose in given]
-    except (TypeError, ValueError) as error:
-        raise InputError(wrong) from error
-    if len(values) < at_least or len(set(values)) < len(values) or not np.isfinite(values).all():
+    wrong = f"doses are {few} or more distinct finite numbers, got {shown(doses)}."
+    values = [as_number(dose) for dose in as_list(doses) or ()]
+    numbers = [value for value in values if value is not None]
+    if len(values) < at_least or len(set(numbers)) < len(values):
         raise InputError(wrong)
-    return sorted(values)
+    return sorted(numbers)
 
 
 def check_targets(targets: Any) -> None:
@@ -107,9 +105,7 @@ def tokens_per_call_of(backend: str, asked: int | None = None) -> int | None:
     """
     if asked is None:
         return TOKENS_PER_CALL.get(backend)
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-        raise InputError(f"tokens_per_call is an integer ≥ 1, got {asked!r}.")
-    return asked
+    return check_integer(asked, "tokens_per_call", least=1)
 
 
 def in_calls(plans: Sequence[Any], tokens_each: int, tokens_per_call: int | None) -> Iterator[list[Any]]:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steerlab.core.errors import InputError, RunError, SteerlabError, UnknownOperatorError
+from steerlab.core.errors import RunError, SteerlabError, UnknownOperatorError
+from steerlab.core.numbers import check_integer, check_number
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.seeds import check_single_seed
 from steerlab.experiment import storage
 from steerlab.experiment.cell_engine import score_frame
 from steerlab.experiment.cells import StoredCell
@@ -69,8 +71,9 @@ def verify(session: Session, *, n: int = 3, seed: int = 0, tolerance: float | No
         seed: of the choice of cells.
         tolerance: the largest difference a repeated figure may show, in nats; by dtype if None.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise InputError(f"n is the number of cells to measure again, an integer ≥ 0; got {n!r}.")
+    tolerance = None if tolerance is None else check_number(tolerance, "tolerance, in nats,", least=0, infinite=True)
+    seed = check_single_seed(seed)
+    n = check_integer(n, "n, the number of cells to measure again,", least=0)
     rows = [*_files(session), *_inputs(session), *_cells(session), *_effects(session)]
     rows = _unread_once([*rows, *_reruns(session, n, seed, tolerance)])
     return Verification(pd.DataFrame(rows, columns=COLUMNS).astype({"ok": bool}))

@@ -20,6 +20,7 @@ import torch
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PlanError
+from steerlab.core.numbers import as_integer, shown
 from steerlab.steering.positions import RowPositions
 from steerlab.steering.sets import Generated, Ids, Index, Marked
 
@@ -84,6 +85,7 @@ def window_sizes(
     context = default if context_length is None else context_length
     step = context if stride is None else stride
     check_sizes(context, step)
+    context, step = int(context), int(step)
     if context > longest:
         raise InputError(f"context_length={context} exceeds the model's context of {longest} tokens.")
     sizes = WindowSizes(context, step, _bos(engines[0]) if bos_each_window else ())
@@ -105,8 +107,8 @@ def check_sizes(context_length: int, stride: int) -> None:
         InputError: otherwise.
     """
     for name, value in (("context_length", context_length), ("stride", stride)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{name} is an integer, got {value!r}.")
+        if as_integer(value) is None:
+            raise InputError(f"{name} is an integer, got {shown(value)}.")
     if context_length < 2:
         raise InputError(f"context_length must be at least 2, got {context_length}.")
     if not 1 <= stride <= context_length:

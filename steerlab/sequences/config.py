@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
 
 from steerlab.core.errors import InputError
+from steerlab.core.numbers import check_integer, plain, shown
 from steerlab.core.policy import SamplingPolicy
 
 T = TypeVar("T")
@@ -48,10 +48,12 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_return_sequences", "gen_batch_size", "tf_batch_size"):
-            check_count(getattr(self, name), name)
-        check_count(self.max_new_tokens, "max_new_tokens", least=0)
+            object.__setattr__(self, name, check_count(getattr(self, name), name))
+        object.__setattr__(self, "max_new_tokens", check_count(self.max_new_tokens, "max_new_tokens", least=0))
         _check_flags(self, "do_sample", "rb_requires_grad")
-        self.policy  # noqa: B018  values outside their range are refused here
+        checked = SamplingPolicy(temperature=self.temperature, top_p=self.top_p)
+        object.__setattr__(self, "temperature", checked.temperature)
+        object.__setattr__(self, "top_p", checked.top_p)
 
     @property
     def policy(self) -> SamplingPolicy:
@@ -221,12 +223,12 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
     Raises:
         InputError: otherwise.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InputError(f"{name} is an integer ≥ {least}, got {value!r}.")
-    return int(value)
+    return check_integer(value, name, least=least)
 
 
 def _check_flags(config: object, *names: str) -> None:
     for name in names:
-        if not isinstance(getattr(config, name), bool):
-            raise InputError(f"{name} is True or False, got {getattr(config, name)!r}.")
+        found = plain(getattr(config, name))
+        if not isinstance(found, bool):
+            raise InputError(f"{name} is True or False, got {shown(found)}.")
+        object.__setattr__(config, name, found)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from steerlab.core.errors import BackendMissingError, DataError
+from steerlab.core.numbers import check_integer
 from steerlab.core.records import field, read_jsonl
 from steerlab.sequences.arithmetic import arithmetic_problems, plain_prompt, r1_prompt
 
@@ -83,8 +84,7 @@ def sample_examples(
         DataError: if there are fewer rows, unless `at_most`.
     """
     rows = load_examples(dataset_name, split)
-    if isinstance(num_prompts, bool) or not isinstance(num_prompts, int) or num_prompts < 1:
-        raise DataError(f"num_prompts is an integer ≥ 1, got {num_prompts!r}.")
+    num_prompts = check_integer(num_prompts, "num_prompts", least=1, error=DataError)
     if num_prompts > len(rows) and not at_most:
         raise DataError(
             f"{dataset_name} has {len(rows)} rows in split {split!r}, fewer than the {num_prompts} asked for."

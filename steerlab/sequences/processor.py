@@ -175,7 +175,7 @@ class SequenceProcessor:
             rows_at_once=check_count(
                 generation.gen_batch_size if gen_batch_size is None else gen_batch_size, "gen_batch_size"
             ),
-            seed=single_seed(seed) if seed is None or isinstance(seed, int) else seed,
+            seed=single_seed(None) if seed is None else seed,
             stop=stop_strings(stop),
             plan=plan,
             chat=chat,

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from numbers import Integral
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from steerlab.core.endings import find_stop
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.not_finite import not_finite
+from steerlab.core.numbers import as_integer, shown
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.spelling import Continuation
@@ -76,7 +76,7 @@ class Sampler:
         """Draws every response; receipts are in order of rows."""
         self.parts.check_head()
         given = as_prompts(prompts)
-        check_seed(drawing.seed, len(given))
+        drawing = replace(drawing, seed=check_seed(drawing.seed, len(given)))
         encoded = encode_prompts(self.parts, self.tokenizer, given, self.config.max_new_tokens, drawing.chat)
         ids = [prompt.token_ids for prompt in encoded]
         if engine is None:
@@ -191,12 +191,13 @@ def single_seed(seed: Any) -> int:
     """
     if seed is None:
         return int(torch.randint(0, 2**31 - 1, ()).item())
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+    found = as_integer(seed)
+    if found is None or found < 0:
         raise InputError(
-            f"seed is one integer ≥ 0 here, got {seed!r:.80}. A list with one seed per prompt is for calls that get "
+            f"seed is one integer ≥ 0 here, got {shown(seed)}. A list with one seed per prompt is for calls that get "
             "the prompts too: generate_batched, and generate_with_logprobs with prompts=."
         )
-    return int(seed)
+    return found
 
 
 def encode_prompts(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError, VectorShapeError
+from steerlab.core.numbers import check_integer
 from steerlab.core.pairs import ContrastPairs
 from steerlab.steering import where as positions
 from steerlab.steering.estimators import METHODS, estimate
@@ -74,8 +75,7 @@ def diagnose(
     vectors: VectorSet, dev: ContrastPairs, engine: Engine | None, *, chat: bool | None, n_splits: int, seed: int = 0
 ) -> Diagnostics:
     """See `VectorSet.diagnostics`; `seed` is of the splits."""
-    if isinstance(n_splits, bool) or not isinstance(n_splits, int) or n_splits < 1:
-        raise InputError(f"n_splits is an integer ≥ 1, got {n_splits!r}.")
+    n_splits = check_integer(n_splits, "n_splits", least=1)
     if not isinstance(dev, ContrastPairs):
         raise DataError(f"diagnostics takes held-out ContrastPairs, got {type(dev).__name__}.")
     engine = _engine(vectors, engine)

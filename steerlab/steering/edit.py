@@ -16,6 +16,7 @@ from steerlab.steering.positions import RowPositions
 from steerlab.steering.registry import check_operator
 from steerlab.steering.schedule import Schedule
 from steerlab.steering.sets import Where
+from steerlab.steering.strengths import finite
 from steerlab.steering.vectors import SteeringVector
 
 Norm: TypeAlias = Literal["keep"]
@@ -58,10 +59,12 @@ class Edit:
         card_applies = vector.card.extracted_at == vector.hook_point.name
         if self.median_norm is None and self.needs_median_norm and card_applies:
             object.__setattr__(self, "median_norm", vector.card.median_norm)
-        if not _is_number(self.scale):
-            raise PlanError(f"The scale of an edit is a finite number, got {self.scale!r}.")
-        if self.median_norm is not None and not (_is_number(self.median_norm) and self.median_norm > 0):
-            raise PlanError(f"The median norm at {vector.hook_point.name} is a number > 0, got {self.median_norm!r}.")
+        object.__setattr__(self, "scale", finite(self.scale, "The scale of an edit"))
+        if self.median_norm is not None:
+            median = finite(self.median_norm, f"The median norm at {vector.hook_point.name}")
+            if median <= 0:
+                raise PlanError(f"The median norm at {vector.hook_point.name} is a number > 0, got {median!r}.")
+            object.__setattr__(self, "median_norm", median)
         if self.norm not in (None, "keep"):
             raise PlanError(f"norm is 'keep' or None, got {self.norm!r}.")
         for name, kind in (("schedule", Schedule), ("when", Condition)):
@@ -210,7 +213,3 @@ def _norm_kept(h: Tensor, change: Tensor) -> Tensor:
     before = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
     after = torch.linalg.vector_norm(edited, dim=-1, keepdim=True)
     return edited * torch.where(after > 0, before / after, 1.0) - h
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,8 +14,9 @@ from torch import Tensor
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layers
+from steerlab.core.numbers import check_integer
 from steerlab.core.pairs import ContrastPairs
-from steerlab.core.seeds import check_seed
+from steerlab.core.seeds import check_single_seed
 from steerlab.core.targets import Targets
 from steerlab.steering.axes import Chunk, labels_of
 from steerlab.steering.estimators import KEEPS_LENGTH, Estimate, check_method, random_twos
@@ -90,7 +91,7 @@ def extract(
             one = sl.ContrastPairs.from_lists([[bos, wedding]], [[bos, space]])
             v = sl.extract(engine, one, "act_add", "resid_pre", layers=6, read=sl.where.index(1))[6]
     """
-    check_seed(seed, 1)
+    seed = check_single_seed(seed)
     check_engine(engine)
     if method == "bipo":
         return _learned(engine, data, site, layers, read, name, chat, seed, LearningSettings.of(learning))
@@ -98,8 +99,7 @@ def extract(
         raise InputError(f"{', '.join(sorted(learning))}: unknown to method {method!r} of extract.")
     pairs = _checked_pairs(data, check_method(method))
     reading = Reading.on(engine, site, layers, read, pool, chat)
-    if isinstance(pairs_per_chunk, bool) or not isinstance(pairs_per_chunk, int) or pairs_per_chunk < 1:
-        raise InputError(f"pairs_per_chunk is an integer ≥ 1, got {pairs_per_chunk!r}.")
+    pairs_per_chunk = check_integer(pairs_per_chunk, "pairs_per_chunk", least=1)
     values = _estimated(engine, pairs, method, reading, seed, pairs_per_chunk)
     card = VectorCard(
         name=name,

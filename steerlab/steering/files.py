@@ -137,7 +137,8 @@ def usable_vector(path: str | Path, values: torch.Tensor, point: HookPoint, card
 def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
     """The cards in a file's header, before any tensor is touched."""
     not_ours = VectorFileError(
-        f"{path} is not a steerlab vector file, or it is truncated; write one with SteeringVector.save."
+        f"{path} is not a steerlab vector file, or it is truncated; write one with SteeringVector.save. "
+        "Tensors of another tool: SteeringVector.from_tensor(tensor, layer=…)."
     )
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):
@@ -156,6 +157,11 @@ def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
 def _vector(path: str | Path, name: str, tensor: torch.Tensor, card: dict) -> SteeringVector:
     if tensor.dtype != torch.float32:
         raise VectorFileError(f"{path} holds {name} as {tensor.dtype}; the format states float32.")
+    if tensor.ndim != 1:
+        raise VectorFileError(
+            f"{path} holds a vector that cannot be used: {name} has shape {list(tensor.shape)}; the format states "
+            "[d_model]."
+        )
     try:
         point = HookPoint.parse(name)
         if point.name != name:

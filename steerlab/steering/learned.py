@@ -30,6 +30,7 @@ from tqdm.auto import tqdm
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, VectorValueError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import as_number, check_integer, shown
 from steerlab.core.targets import Targets
 from steerlab.steering.where import WhereLike, as_where
 from steerlab.steering.where import default as default_where
@@ -78,12 +79,12 @@ class LearningSettings:
             )
         for name in ("max_dose", "max_norm", "learning_rate", "beta"):
             value = getattr(self, name)
-            if value is not None and not _is_positive(value):
-                raise InputError(f"bipo takes a finite number > 0 as {name}, got {value!r}.")
+            number = as_number(value)
+            if value is not None and (number is None or number <= 0):
+                raise InputError(f"bipo takes a finite number > 0 as {name}, got {shown(value)}.")
+            object.__setattr__(self, name, number)
         for name in ("steps", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"bipo takes an integer ≥ 1 as {name}, got {value!r}.")
+            object.__setattr__(self, name, check_integer(getattr(self, name), f"{name} of bipo", least=1))
         object.__setattr__(self, "where", as_where(self.where, default_where()))
 
     @classmethod
@@ -287,7 +288,3 @@ def _notes(settings: LearningSettings, losses: Sequence[float], bound: float, se
         f"learning rate {settings.learning_rate:g}, beta {settings.beta:g}, seed {seed}; "
         f"loss {losses[0]:.4f} to {losses[-1]:.4f}"
     )
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0

@@ -1,17 +1,15 @@
 """Plans: immutable lists of edits, identified by their content."""
 
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
-
-import numpy as np
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError, VectorShapeError
 from steerlab.core.hashing import content_hash
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import as_number, shown
 from steerlab.steering import schedule as schedules
 from steerlab.steering import where as positions
 from steerlab.steering.condition import Condition
@@ -127,9 +125,10 @@ class Plan:
         Raises:
             PlanError: if the factor is not a finite number.
         """
-        if isinstance(factor, bool) or not isinstance(factor, int | float | np.number) or not math.isfinite(factor):
-            raise PlanError(f"A plan is scaled by a finite number, got {factor!r}.")
-        return Plan(*(edit.scaled(float(factor)) for edit in self.edits))
+        number = as_number(factor)
+        if number is None:
+            raise PlanError(f"A plan is scaled by a finite number, got {shown(factor)}.")
+        return Plan(*(edit.scaled(number) for edit in self.edits))
 
     def with_vectors(self, change: Callable[[SteeringVector], SteeringVector]) -> "Plan":
         """The same edits along other vectors, e.g. a control's."""

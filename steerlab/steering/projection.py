@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from steerlab.core.errors import PlanError, VectorShapeError
+from steerlab.core.numbers import as_number
 from steerlab.steering.operator import Direction, Operator, Unit, factor_of
 from steerlab.steering.packing import pack
 from steerlab.steering.strengths import check_unit, finite
@@ -52,6 +53,9 @@ class Clamp(Operator):
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
+        for name in ("lo", "hi"):
+            bound = as_number(getattr(self, name), infinite=True)
+            object.__setattr__(self, name, finite(getattr(self, name), name) if bound is None else bound)
         if math.isinf(self.lo) and math.isinf(self.hi):
             raise PlanError("clamp needs a bound: lo=, hi= or both.")
         if not self.lo <= self.hi:

@@ -22,6 +22,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from steerlab.core.errors import PlanError
+from steerlab.core.numbers import check_integer
 from steerlab.steering.strengths import finite
 
 
@@ -83,7 +84,7 @@ class Linear(Schedule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "start", finite(self.start, "start"))
         object.__setattr__(self, "end", finite(self.end, "end"))
-        _check_count(self.over, "over", 1)
+        object.__setattr__(self, "over", check_integer(self.over, "over", least=1, error=PlanError))
 
     @property
     @override
@@ -134,9 +135,9 @@ class Window(Schedule):
     until: int | None = None
 
     def __post_init__(self) -> None:
-        _check_count(self.after, "after", 0)
+        object.__setattr__(self, "after", check_integer(self.after, "after", least=0, error=PlanError))
         if self.until is not None:
-            _check_count(self.until, "until", 1)
+            object.__setattr__(self, "until", check_integer(self.until, "until", least=1, error=PlanError))
             if self.until <= self.after:
                 raise PlanError(f"window(after={self.after}, until={self.until}) is empty; until must exceed after.")
 
@@ -185,8 +186,3 @@ def from_json(data: dict[str, Any]) -> Schedule:
         return kind(**{key: value for key, value in data.items() if key != "kind"})
     except (KeyError, TypeError, AttributeError) as error:
         raise PlanError(f"Not a description of a schedule: {data!r:.120}.") from error
-
-
-def _check_count(value: object, name: str, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise PlanError(f"{name} is an integer ≥ {least}, got {value!r}.")

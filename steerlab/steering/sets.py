@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from steerlab.core.characters import check_whole
 from steerlab.core.errors import PlanError
+from steerlab.core.numbers import as_integer, as_list, check_integer, shown
 from steerlab.steering.positions import RowPositions
 
 
@@ -112,9 +113,10 @@ class Generated(Where):
     until: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("after", self.after), ("until", self.until)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise PlanError(f"generated({name}=…) takes an integer ≥ 0, got {value!r}.")
+        for name in ("after", "until"):
+            value = getattr(self, name)
+            if name == "after" or value is not None:
+                object.__setattr__(self, name, check_integer(value, f"generated({name}=…)", least=0, error=PlanError))
         if self.until is not None and self.until <= self.after:
             raise PlanError(f"generated(after={self.after}, until={self.until}) is empty; until must exceed after.")
 
@@ -139,8 +141,10 @@ class Index(Where):
     indices: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.indices or any(isinstance(i, bool) or not isinstance(i, int) for i in self.indices):
-            raise PlanError(f"index(...) takes one or more integers, got {self.indices!r}.")
+        found = _integers(self.indices)
+        if not found:
+            raise PlanError(f"index(...) takes one or more integers, got {shown(self.indices)}.")
+        object.__setattr__(self, "indices", found)
 
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
@@ -165,8 +169,10 @@ class Ids(Where):
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.token_ids or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in self.token_ids):
-            raise PlanError(f"ids(...) takes one or more token ids, integers ≥ 0, got {self.token_ids!r:.80}.")
+        found = _integers(self.token_ids)
+        if not found or min(found) < 0:
+            raise PlanError(f"ids(...) takes one or more token ids, integers ≥ 0, got {shown(self.token_ids)}.")
+        object.__setattr__(self, "token_ids", found)
 
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
@@ -205,10 +211,13 @@ class Span(Marked):
         if not isinstance(self.text, str) or not self.text:
             raise PlanError(f"span(text) takes a text that is not empty, got {self.text!r}.")
         check_whole(self.text, "span(text)", PlanError)
-        if self.occurrence is not None and (isinstance(self.occurrence, bool) or not isinstance(self.occurrence, int)):
-            raise PlanError(
-                f"occurrence is an integer (from 0; negative from the end) or None, got {self.occurrence!r}."
-            )
+        if self.occurrence is not None:
+            occurrence = as_integer(self.occurrence)
+            if occurrence is None:
+                raise PlanError(
+                    f"occurrence is an integer (from 0; negative from the end) or None, got {shown(self.occurrence)}."
+                )
+            object.__setattr__(self, "occurrence", occurrence)
         if self.missing not in ("error", "skip"):
             raise PlanError(f"missing is 'error' or 'skip', got {self.missing!r}.")
 
@@ -322,3 +331,9 @@ def _check(other: object) -> Where:
 
 def _bracketed(where: Where) -> str:
     return f"({where})" if isinstance(where, Either | Both) else str(where)
+
+
+def _integers(given: Any) -> tuple[int, ...]:
+    """The integers as Python's own; empty if something else is among them."""
+    found = [as_integer(value) for value in as_list(given) or []]
+    return tuple(value for value in found if value is not None) if None not in found else ()

@@ -1,10 +1,9 @@
 """Checks of the numbers that strengths are made of."""
 
-import math
-from numbers import Real
 from typing import Any
 
 from steerlab.core.errors import PlanError
+from steerlab.core.numbers import as_number, shown
 
 
 def check_unit(unit: str) -> None:
@@ -23,6 +22,7 @@ def finite(value: Any, name: str) -> float:
     Raises:
         PlanError: otherwise.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise PlanError(f"{name} must be a finite number, got {value!r}.")
-    return float(value)
+    found = as_number(value)
+    if found is None:
+        raise PlanError(f"{name} must be a finite number, got {shown(value)}.")
+    return found

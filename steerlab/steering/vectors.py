@@ -1,9 +1,7 @@
 """Steering vectors that know what they are: values, hook point, and a card of where they come from."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,9 @@ from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import HookPointError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import as_integer, as_number, shown
 from steerlab.core.pairs import ContrastPairs
+from steerlab.steering.rows import row_of, shape_of
 
 if TYPE_CHECKING:
     from steerlab.steering.diagnostics import Diagnostics
@@ -60,10 +60,13 @@ class VectorCard:
     chat: bool = False
 
     def __post_init__(self) -> None:
-        median = self.median_norm
-        is_number = isinstance(median, int | float) and not isinstance(median, bool)
-        if median is not None and not (is_number and math.isfinite(median) and median >= 0):
-            raise VectorValueError(f"A card's median_norm is a finite number ≥ 0 or None, got {median!r}.")
+        if self.median_norm is not None:
+            median = as_number(self.median_norm)
+            if median is None or median < 0:
+                raise VectorValueError(
+                    f"A card's median_norm is a finite number ≥ 0 or None, got {shown(self.median_norm)}."
+                )
+            object.__setattr__(self, "median_norm", median)
         if not isinstance(self.versions, Mapping):
             raise VectorValueError(f"A card's versions map libraries to versions, got {self.versions!r:.80}.")
         check_whole([self.name, self.method, self.model, self.notes], "A vector's card", VectorValueError)
@@ -106,13 +109,13 @@ class SteeringVector:
     card: VectorCard = field(default_factory=VectorCard)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.values, Tensor) or self.values.ndim != 1 or self.values.numel() < 2:
-            shape = tuple(self.values.shape) if isinstance(self.values, Tensor) else type(self.values).__name__
+        row = row_of(self.values)
+        if row is None:
             raise VectorShapeError(
-                f"A steering vector has shape [d_model], got {shape}. (Indexing a [d_model] tensor with [-1] gives one "
-                "number; did you mean to index the positions?)"
+                f"A steering vector has shape [d_model], got {shape_of(self.values)}. (Indexing a [d_model] tensor "
+                "with [-1] gives one number; did you mean to index the positions?)"
             )
-        values = self.values.detach().to("cpu", torch.float32).clone().contiguous()
+        values = row.detach().to("cpu", torch.float32).clone().contiguous()
         if not torch.isfinite(values).all():
             raise VectorValueError(
                 f"The vector at {self.hook_point.name} holds {int((~torch.isfinite(values)).sum())} NaN or infinite "
@@ -123,7 +126,7 @@ class SteeringVector:
     @classmethod
     def from_tensor(
         cls,
-        tensor: Tensor,
+        tensor: Any,
         *,
         layer: int,
         site: str = "resid_post",
@@ -133,7 +136,8 @@ class SteeringVector:
         """A vector of your own making.
 
         Args:
-            tensor: shape [d_model], any float dtype, any device.
+            tensor: shape [d_model], or one such row as [1, d_model] or [1, 1, d_model]; a tensor of any dtype on any
+                device, an array or a list of numbers.
             layer: layer index from 0.
             site: `resid_pre`, `resid_mid`, `resid_post`, `attn_out` or `mlp_out`.
             model: the name of the model it belongs to, or an engine's `info`; then its use elsewhere is noticed.
@@ -201,7 +205,10 @@ class SteeringVector:
 
     def scaled(self, factor: float) -> "SteeringVector":
         """The same direction, `factor` times as long."""
-        return replace(self, values=self.values * factor)
+        number = as_number(factor)
+        if number is None:
+            raise VectorValueError(f"A vector is scaled by a finite number, got {shown(factor)}.")
+        return replace(self, values=self.values * number)
 
     def with_values(self, values: Tensor, *, method: str) -> "SteeringVector":
         """Other values at the same place; the card keeps the model's entries; it and the name state the method."""
@@ -258,12 +265,13 @@ class VectorSet(Mapping[int, SteeringVector]):
         object.__setattr__(self, "by_layer", ordered)
 
     def __getitem__(self, layer: int) -> SteeringVector:
-        if isinstance(layer, bool) or not isinstance(layer, Integral):
-            raise HookPointError(f"A vector set is indexed by a layer, an integer; got {layer!r}.")
-        if -len(self.by_layer) <= layer < 0:
-            return self.by_layer[layer]
+        asked = as_integer(layer)
+        if asked is None:
+            raise HookPointError(f"A vector set is indexed by a layer, an integer; got {shown(layer)}.")
+        if -len(self.by_layer) <= asked < 0:
+            return self.by_layer[asked]
         for vector in self.by_layer:
-            if vector.layer == layer:
+            if vector.layer == asked:
                 return vector
         raise HookPointError(f"There is no vector for layer {layer}; layers here: {[v.layer for v in self.by_layer]}.")
 
@@ -352,15 +360,15 @@ class VectorSet(Mapping[int, SteeringVector]):
         return export_torch(path, self)
 
     @classmethod
-    def from_torch(cls, path: str | Path, *, site: str = "resid_post") -> "VectorSet":
-        """Reads a `.pt` dictionary keyed by hook point, or by layer numbers that mean `site`; nothing in it is run.
+    def from_torch(cls, path: str | Path, *, site: str = "resid_post", layer: int | None = None) -> "VectorSet":
+        """Reads a `.pt` dictionary keyed by hook point or layer number, or one tensor of `layer`; nothing in it is run.
 
         Raises:
             VectorFileError: if it is no such file, is damaged, or refers to anything but tensors.
         """
         from steerlab.steering.formats.torch_files import import_torch
 
-        return import_torch(path, site=site)
+        return import_torch(path, site=site, layer=layer)
 
     def to_steering_vectors(self) -> dict[str, Any]:
         """The arguments of a `steering_vectors.SteeringVector`; see `steerlab.steering.formats.steering_vectors`.

@@ -9,12 +9,12 @@ Examples:
     'last_prompt() | generated()'
 """
 
-from numbers import Integral
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
 from steerlab.core.errors import PlanError
+from steerlab.core.numbers import as_list
 from steerlab.steering.positions import RowPositions as RowPositions
 from steerlab.steering.sets import (
     All,
@@ -57,12 +57,12 @@ def generated(after: int = 0, until: int | None = None) -> Where:
 
 def index(*indices: int) -> Where:
     """Single absolute positions; negative ones count from the prompt's end (−1 is its last token)."""
-    return Index(tuple(map(_as_int, indices)))
+    return Index(_spread(indices))
 
 
 def ids(*token_ids: int) -> Where:
     """Positions that hold one of these token ids, in the prompt or generated."""
-    return Ids(tuple(map(_as_int, token_ids)))
+    return Ids(_spread(token_ids))
 
 
 def span(text: str, *, occurrence: int | None = None, missing: Literal["error", "skip"] = "error") -> Where:
@@ -150,9 +150,10 @@ def from_json(data: dict[str, Any]) -> Where:
         raise PlanError(f"Not a description of positions: {data!r:.120}.") from error
 
 
-def _as_int(value: Any) -> Any:
-    """An integer of another library as Python's own; anything else as it is."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+def _spread(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values given one by one, or as one list or array."""
+    (only,) = values if len(values) == 1 else (None,)
+    return tuple(as_list(only) or values)
 
 
 def _build(data: dict[str, Any]) -> Where:

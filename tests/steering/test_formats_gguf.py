@@ -158,7 +158,7 @@ def test_what_is_no_set_of_directions_is_refused(tmp_path, tensors, reason):
 
 def test_a_model_is_no_control_vector(tmp_path):
     with pytest.raises(VectorFileError, match="'llama', not of 'controlvector'"):
-        import_gguf(written(tmp_path, {"direction.1": np.ones(4, dtype=np.float32)}, architecture="llama"))
+        import_gguf(written(tmp_path, {"token_embd.weight": np.ones(4, dtype=np.float32)}, architecture="llama"))
 
 
 def gguf(n_tensors=0, n_entries=0, rest=b"", version=3):
@@ -203,3 +203,31 @@ def test_a_moved_vector_warns_by_both_names(tiny_llama_engine, tmp_path):
     with pytest.warns(UserWarning, match=r"blocks\.1\.hook_resid_post and is applied at blocks\.2\.hook_resid_mid"):
         Plan(add(v.at(2, "resid_mid"), coef=1.0)).check(tiny_llama_engine.info)
     assert v.card == VectorCard(extracted_at="blocks.1.hook_resid_post", notes=v.card.notes)
+
+
+def without_metadata(tmp_path):
+    """A whole file of one vector, and not a word about it."""
+    name = b"direction.2"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0)
+    info = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 4, 0, 0)
+    start = -(-len(head + info) // 32) * 32
+    path = tmp_path / "bare.gguf"
+    path.write_bytes((head + info).ljust(start, b"\0") + np.arange(4, dtype="<f4").tobytes())
+    return path
+
+
+def test_a_control_vector_without_metadata_is_read_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="states no architecture"):
+        found = import_gguf(without_metadata(tmp_path))
+    assert found[2].values.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_control_vector_under_a_models_architecture_is_read_with_a_warning(tmp_path):
+    path = written(tmp_path, {"direction.1": np.arange(4, dtype=np.float32)}, architecture="llama", hint=None)
+    with pytest.warns(UserWarning, match="states the architecture 'llama'"):
+        assert VectorSet.from_gguf(path)[1].values.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_row_with_dimensions_of_one_is_a_row(tmp_path):
+    found = import_gguf(written(tmp_path, {"direction.1": np.arange(4, dtype=np.float32).reshape(1, 1, 4)}))
+    assert found[1].values.tolist() == [0.0, 1.0, 2.0, 3.0]

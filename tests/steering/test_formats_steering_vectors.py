@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,9 +50,9 @@ def test_values_are_copies():
         theirs({-1: torch.ones(4)}),
         theirs({"1": torch.ones(4)}),
         theirs({True: torch.ones(4)}),
-        theirs({1: [1.0, 2.0]}),
+        theirs({1: ["a", "b"]}),
         theirs({1: torch.ones(4, dtype=torch.int32)}),
-        theirs({1: torch.ones(1, 4)}),
+        theirs({1: torch.ones(2, 4)}),
         theirs({1: torch.tensor([1.0, float("inf")])}),
         theirs({1: torch.ones(4), 2: torch.ones(5)}),
         {"layer_activations": {1: torch.ones(4)}, "layer_type": "decoder_block"},
@@ -74,3 +75,10 @@ def test_a_plan_is_no_vector_set():
     for given in (Plan(add(vector(), coef=1.0)), VectorSet(())):
         with pytest.raises(VectorFileError, match="pass a vector set"):
             export_steering_vectors(given)
+
+
+@pytest.mark.parametrize(
+    "values", [torch.arange(4.0)[None], np.arange(4.0), np.arange(4.0)[None, None], [0.0, 1.0, 2.0, 3.0]]
+)
+def test_rows_as_other_tools_keep_them(values):
+    assert import_steering_vectors(theirs({np.int64(3): values}))[3].values.tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -68,18 +68,19 @@ def test_a_view_and_a_parameter_are_read(tmp_path):
     [
         ({}, "empty"),
         ([torch.ones(4)], "no dictionary"),
-        (torch.ones(4), "no dictionary"),
+        (torch.ones(4), r"one tensor \[4\].*pass layer="),
         ({NAME: [1.0, 2.0]}, "list"),
         ({NAME: {1: torch.ones(4)}}, "dict"),
-        ({NAME: torch.ones(4, dtype=torch.int64)}, "LongStorage"),
+        ({NAME: torch.ones(4, dtype=torch.int64)}, "torch.int64"),
         ({NAME: torch.ones(4, dtype=torch.bool)}, "BoolStorage"),
         ({NAME: torch.ones(4, dtype=torch.complex64)}, "ComplexFloatStorage"),
         ({NAME: torch.ones(4, 4).to_sparse()}, "refers to"),
-        ({NAME: torch.ones(1, 4)}, r"\(1, 4\)"),
+        ({NAME: torch.ones(2, 4)}, r"\[2, 4\].*from_tensor"),
         ({NAME: torch.tensor([1.0, float("nan")])}, "NaN"),
         ({1.5: torch.ones(4)}, "type float"),
         ({True: torch.ones(4)}, "type bool"),
-        ({-1: torch.ones(4)}, "no hook point"),
+        ({-1: torch.ones(4)}, "no hook point.*from_tensor"),
+        ({"-1": torch.ones(4)}, "got -1"),
         ({"layer 3": torch.ones(4)}, "no hook point"),
         ({NAME: torch.ones(4), "blocks.3.hook_out": torch.ones(4)}, "twice"),
         ({NAME: torch.ones(4), "blocks.2.hook_resid_pre": torch.ones(4)}, "one site"),
@@ -161,3 +162,37 @@ def test_a_plan_is_no_dictionary(tmp_path):
     with pytest.raises(VectorFileError, match="at least one"):
         export_torch(tmp_path / "v.pt", VectorSet(()))
     assert not (tmp_path / "v.pt").exists()
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (1, 1, 4)])
+@pytest.mark.parametrize("key", [14, "14", "blocks.14.hook_resid_post"])
+def test_rows_as_other_tools_keep_them(tmp_path, key, shape):
+    torch.save({key: torch.arange(4.0).reshape(shape)}, tmp_path / "v.pt")
+    found = import_torch(tmp_path / "v.pt")
+    assert found[14].values.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (1, 1, 4)])
+def test_a_bare_tensor_is_read_at_the_layer_that_is_said(tmp_path, shape):
+    torch.save(torch.arange(4.0).reshape(shape), tmp_path / "v.pt")
+    found = VectorSet.from_torch(tmp_path / "v.pt", layer=14, site="mlp_out")
+    assert [v.hook_point.name for v in found.by_layer] == ["blocks.14.hook_mlp_out"]
+    assert found[14].values.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_several_rows_in_a_bare_tensor_are_refused(tmp_path):
+    torch.save(torch.ones(3, 4), tmp_path / "v.pt")
+    with pytest.raises(VectorFileError, match=r"\[3, 4\].*from_tensor"):
+        import_torch(tmp_path / "v.pt", layer=14)
+
+
+def test_a_layer_for_a_file_that_states_its_own_is_refused(tmp_path):
+    torch.save({14: torch.ones(4)}, tmp_path / "v.pt")
+    with pytest.raises(VectorFileError, match="leave layer= out"):
+        import_torch(tmp_path / "v.pt", layer=3)
+
+
+def test_one_layer_under_two_spellings_is_refused(tmp_path):
+    torch.save({14: torch.ones(4), "14": torch.zeros(4)}, tmp_path / "v.pt")
+    with pytest.raises(VectorFileError, match="twice"):
+        import_torch(tmp_path / "v.pt")

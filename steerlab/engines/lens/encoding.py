@@ -16,6 +16,7 @@ from steerlab.core.text import (
     as_targets,
     encode_prompt,
     is_single_prompt,
+    listed,
 )
 from steerlab.steering.content import PromptContent
 
@@ -67,6 +68,7 @@ class Encoder:
         Raises:
             TargetError, PromptError, ContextLengthError: for a pair that cannot be scored.
         """
+        prompts = listed(prompts)
         encoded = self.prompts(prompts, chat)
         rows = as_targets(targets, len(encoded), is_single_prompt(prompts))
         pairs = encode_pairs(

@@ -16,9 +16,10 @@ from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.not_finite import not_finite
+from steerlab.core.numbers import as_integer, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
-from steerlab.core.seeds import SeedLike, check_seed
+from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.shipped import reference_text
 from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
 from steerlab.engines.lens.backends import exact_backend
@@ -82,7 +83,7 @@ class LensEngine:
             raise InputError("The model has no tokenizer; pass one, so that prompts can be text.")
         self.model: Any = model
         self.tokenizer = tokenizer
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = check_integer(batch_tokens, "batch_tokens", least=1)
         self.receipts: list[Receipt] = []
         self._name, self._path, self._revision = name, path, revision
         self._info: ModelInfo | None = None
@@ -148,8 +149,9 @@ class LensEngine:
                 single row whose logits are not ends with the finish reason `error`, and no other row changes.
             PromptError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
         """
+        max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
         encoded = self._encoder.prompts(prompts, chat)
-        check_seed(seed, len(encoded))
+        seed = check_seed(seed, len(encoded))
         strings = stop_strings(stop)
         task = GenerationTask(
             bridge=self.model,
@@ -206,8 +208,9 @@ class LensEngine:
             chat: take a string as a user turn of a chat.
             engine: as in `generate`.
         """
+        max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
         encoded = self._encoder.prompts([prompt] if not isinstance(prompt, str) else prompt, chat)
-        check_seed(seed, 1)
+        seed = check_single_seed(seed)
         strings = stop_strings(stop)
         rules = stop_rules(self.model, self.tokenizer, strings, max_new_tokens)
         task = GenerationTask(self.model, self.tokenizer, policy, rules, engine, self._encoder.contents(encoded))
@@ -373,8 +376,9 @@ class LensEngine:
         Raises:
             InputError: if `where` selects nothing in a row, so that nothing can be read there.
         """
+        max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
         encoded = self._encoder.prompts(prompts, chat)
-        check_seed(seed, len(encoded))
+        seed = check_seed(seed, len(encoded))
         points = [HookPoint(layer, check_site(site)) for layer in resolve_layers(layers, self.info.n_layers)]
         task = CaptureTask(
             bridge=self.model,
@@ -456,12 +460,13 @@ def _say_what_failed(task: GenerationTask, jobs: Sequence[GenerationJob], plans:
 
 def _batches(lengths: Sequence[int], batch_size: int | str, budget: int) -> list[list[int]]:
     """Indices per batch: by a token budget, or a fixed number of rows."""
-    if batch_size == "auto":
+    if isinstance(batch_size, str) and batch_size == "auto":
         return batches_by_tokens(lengths, budget)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is 'auto' or an integer ≥ 1, got {batch_size!r}.")
+    size = as_integer(batch_size)
+    if size is None or size < 1:
+        raise InputError(f"batch_size is 'auto' or an integer ≥ 1, got {shown(batch_size)}.")
     indices = list(range(len(lengths)))
-    return [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
 def _progress(total: int, what: str) -> Any:

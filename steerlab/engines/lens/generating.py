@@ -13,6 +13,7 @@ from torch import Tensor
 from steerlab.core.endings import before_stop, find_stop
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.not_finite import not_finite
+from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, draw_keys, row_key
@@ -51,23 +52,16 @@ def generation_jobs(
     Raises:
         InputError: if n is not an integer ≥ 1.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InputError(f"n is an integer ≥ 1, got {n!r}.")
+    samples = check_integer(n, "n", least=1)
     return [
-        GenerationJob(i * n + g, i, g, prompt, draw_keys(row_key(seed, i, g), max_new_tokens))
+        GenerationJob(i * samples + g, i, g, prompt, draw_keys(row_key(seed, i, g), max_new_tokens))
         for i, prompt in enumerate(prompts)
-        for g in range(n)
+        for g in range(samples)
     ]
 
 
 def stop_rules(bridge: Any, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
-    """When rows end.
-
-    Raises:
-        InputError: for a bad number of tokens.
-    """
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise InputError(f"max_new_tokens is an integer ≥ 0, got {max_new_tokens!r}.")
+    """When rows end."""
     return StopRules(eos_token_ids(bridge.original_model, tokenizer), strings, max_new_tokens)
 
 

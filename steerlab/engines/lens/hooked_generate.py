@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
 from steerlab.core.not_finite import not_finite
+from steerlab.core.numbers import as_integer, as_list, as_number, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.seeds import check_seed, draw_keys, row_key
 from steerlab.core.spelling import decode
@@ -24,6 +24,7 @@ from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.info import context_length, eos_token_ids
 from steerlab.engines.lens.legacy import legacy_rows
 from steerlab.steering.plan import Plan
+from steerlab.steering.rows import row_of, shape_of
 from steerlab.steering.run import PlanRun
 
 HookFunction = Callable[..., Any]
@@ -64,12 +65,12 @@ def create_steering_hook(steering_vector: Tensor, alpha: float) -> SteeringHook:
         VectorShapeError: if the vector is not one row; here, or at the first call if its width is not the model's.
         VectorValueError: if the vector or alpha is not finite.
     """
-    if not isinstance(steering_vector, Tensor) or steering_vector.ndim != 1 or steering_vector.numel() < 2:
-        shape = tuple(steering_vector.shape) if isinstance(steering_vector, Tensor) else type(steering_vector).__name__
-        raise VectorShapeError(f"A steering vector has shape [d_model], got {shape}.")
-    if not math.isfinite(alpha) or not bool(steering_vector.isfinite().all()):
-        raise VectorValueError(f"alpha and every entry of a steering vector are finite; alpha is {alpha!r}.")
-    return SteeringHook(steering_vector, alpha)
+    row, factor = row_of(steering_vector), as_number(alpha)
+    if row is None:
+        raise VectorShapeError(f"A steering vector has shape [d_model], got {shape_of(steering_vector)}.")
+    if factor is None or not bool(row.isfinite().all()):
+        raise VectorValueError(f"alpha and every entry of a steering vector are finite; alpha is {shown(alpha)}.")
+    return SteeringHook(row, factor)
 
 
 @torch.no_grad()
@@ -124,8 +125,9 @@ def hooked_generate(
         PolicyError, ContextLengthError, InputError: for values outside their range.
     """
     policy = SamplingPolicy(temperature if do_sample else 0.0, top_p, top_k, min_p)
+    max_tokens = check_integer(max_tokens, "max_tokens", least=0)
     hooks = _hook_pairs(layer_name, hook_fn)
-    mask = _check_ids(input_ids, attention_mask, max_tokens)
+    mask = _check_ids(input_ids, attention_mask)
     if hasattr(model, "original_model"):
         for name, _ in hooks:
             find_hook_point(model, name)
@@ -201,13 +203,11 @@ def _hook_pairs(layer_name: str | Sequence[HookPair], hook_fn: HookFunction | No
     return pairs
 
 
-def _check_ids(input_ids: Any, attention_mask: Any, max_tokens: Any) -> Tensor:
+def _check_ids(input_ids: Any, attention_mask: Any) -> Tensor:
     """The mask as bool on the CPU."""
     if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.is_floating_point():
         shape = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
         raise PromptError(f"input_ids is an integer tensor of shape [batch, prompt], got {shape}.")
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
-        raise InputError(f"max_tokens is an integer ≥ 0, got {max_tokens!r}.")
     if attention_mask is None:
         mask = torch.ones(input_ids.shape, dtype=torch.bool)
     else:
@@ -233,10 +233,11 @@ def _ends(model: Any, stop_token_ids: Sequence[int] | None) -> tuple[frozenset[i
 
 
 def _token_ids(ids: Any) -> frozenset[int]:
-    try:
-        return frozenset(index(i) for i in ids)
-    except TypeError as error:
-        raise InputError(f"stop_token_ids is None or a sequence of token ids, e.g. (2,); got {ids!r:.80}.") from error
+    listed = as_list(ids)
+    found = frozenset() if listed is None else frozenset(map(as_integer, listed))
+    if listed is None or None in found:
+        raise InputError(f"stop_token_ids is None or a sequence of token ids, e.g. (2,); got {ids!r:.80}.")
+    return frozenset(i for i in found if i is not None)
 
 
 def _check_vocabulary(model: Any, prompts: Sequence[Sequence[int]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from steerlab.core.errors import InputError, ModelNotFoundError
+from steerlab.core.numbers import check_integer
 from steerlab.engines.lens.engine import LensEngine
 from steerlab.models import resolve
 
@@ -104,8 +105,7 @@ def _placement(device: Any, n_devices: int, device_map: Any) -> dict[str, Any]:
         raise InputError("State the placement once: device, n_devices or device_map.")
     if device_map is not None:
         return {"device_map": device_map}
-    if isinstance(n_devices, bool) or not isinstance(n_devices, int) or n_devices < 1:
-        raise InputError(f"n_devices is an integer ≥ 1, got {n_devices!r}.")
+    n_devices = check_integer(n_devices, "n_devices", least=1)
     if n_devices > 1:
         available = torch.cuda.device_count()
         if available < n_devices:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from steerlab.core.errors import InputError
+from steerlab.core.numbers import check_integer
 
 KEY = "steerlab"
 """Our entry in `additional_config` and in a request's `extra_args`."""
@@ -40,9 +40,7 @@ class SteeringConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(sorted(self.layers)))
         for name, least in (("max_directions", 1), ("max_runs", 1), ("capture_tokens", 0), ("score_bytes", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} is an integer ≥ {least}, got {value!r}.")
+            object.__setattr__(self, name, check_integer(getattr(self, name), name, least=least))
 
     def to_json(self) -> dict[str, Any]:
         """As `additional_config` carries it."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import ContextLengthError, PromptError, SteerlabError, TargetError
+from steerlab.core.numbers import as_list
 from steerlab.core.pairing import encode_pairs
 from steerlab.core.text import (
     Boundary,
@@ -15,6 +16,7 @@ from steerlab.core.text import (
     as_targets,
     encode_prompt,
     is_single_prompt,
+    listed,
 )
 
 
@@ -41,9 +43,10 @@ class Encoder:
         Raises:
             PromptError: if there are no prompts at all.
         """
-        if is_single_prompt(prompts) or not isinstance(prompts, list | tuple) or not prompts:
-            return [self._encoded(prompt, chat, room, 0) for prompt in as_prompts(prompts)]
-        return [self._encoded(prompt, chat, room, index) for index, prompt in enumerate(prompts)]
+        found = None if is_single_prompt(prompts) or isinstance(prompts, set) else as_list(prompts)
+        if not found:
+            return [self._encoded(prompt, chat, room, 0) for prompt in as_prompts(prompts if found is None else [])]
+        return [self._encoded(prompt, chat, room, index) for index, prompt in enumerate(found)]
 
     def _encoded(self, prompt: Any, chat: bool, room: int, index: int) -> EncodedPrompt | SteerlabError:
         try:
@@ -79,6 +82,7 @@ class Encoder:
         Raises:
             TargetError, PromptError, ContextLengthError: for a pair that cannot be scored.
         """
+        prompts = listed(prompts)
         encoded = [raise_error(prompt) for prompt in self.prompts(prompts, chat, 0)]
         rows = as_targets(targets, len(encoded), is_single_prompt(prompts))
         if self.tokenizer is None and any(isinstance(target, str) for row in rows for target in row):

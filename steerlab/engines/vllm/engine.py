@@ -11,6 +11,7 @@ from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
+from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
@@ -192,14 +193,14 @@ class VLLMEngine:
             PromptError, ContextLengthError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
         """
         encoder, planner = self._tools()
+        max_new_tokens, n = check_integer(max_new_tokens, "max_new_tokens", least=0), check_integer(n, "n", least=1)
         encoded = encoder.prompts(prompts, chat, max_new_tokens)
-        check_seed(seed, len(encoded))
         call = GenerationCall(
             tokenizer=self.tokenizer,
             policy=check_policy(policy),
             max_new_tokens=max_new_tokens,
             n=n,
-            seed=seed,
+            seed=check_seed(seed, len(encoded)),
             stop=stop_strings(stop),
             eos_ids=self._eos_ids,
             log_probs=log_probs,

@@ -6,6 +6,7 @@ from typing import Any
 
 from steerlab.core.endings import before_stop
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
+from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, row_key
@@ -49,9 +50,7 @@ class GenerationCall:
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 0), ("n", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} is an integer ≥ {least}, got {value!r}.")
+            object.__setattr__(self, name, check_integer(getattr(self, name), name, least=least))
         if self.stop and self.tokenizer is None:
             raise InputError(
                 "Stop strings need a tokenizer, and this engine was started with skip_tokenizer_init=True."

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import resolve_layer
+from steerlab.core.numbers import as_integer, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Generations
 from steerlab.core.text import PromptLike
@@ -90,6 +91,7 @@ def _positions(token_pos: int | str | None) -> Where:
     named = {"start": 0, "end": -1}
     if isinstance(token_pos, str) and token_pos in named:
         return where.index(named[token_pos])
-    if isinstance(token_pos, bool) or not isinstance(token_pos, int):
-        raise InputError(f"token_pos is None, an integer, 'start' or 'end', got {token_pos!r}.")
-    return where.index(token_pos)
+    position = as_integer(token_pos)
+    if position is None:
+        raise InputError(f"token_pos is None, an integer, 'start' or 'end', got {shown(token_pos)}.")
+    return where.index(position)

@@ -17,6 +17,8 @@ Sources:
 
 import re
 import tempfile
+import warnings
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,9 @@ def import_gguf(path: str | Path) -> VectorSet:
         path: written by repeng, llama.cpp's tools or `export_gguf`. `direction.0`, which repeng can write and llama.cpp
             refuses, is the output of layer 0.
 
+    Warns:
+        UserWarning: for a file of such tensors that does not call itself a control vector.
+
     Raises:
         VectorFileError: if the file is missing, damaged, no control vector, or holds anything but float32 rows.
     """
@@ -50,8 +55,17 @@ def import_gguf(path: str | Path) -> VectorSet:
     metadata, tensors = parse_gguf(data, path)
     architecture = metadata.get("general.architecture")
     if architecture != _ARCHITECTURE:
-        raise VectorFileError(
-            f"{path} is a GGUF file of architecture {architecture!r:.60}, not of {_ARCHITECTURE!r}: no control vector."
+        if not tensors or not all(_NAME.fullmatch(tensor.name) for tensor in tensors):
+            raise VectorFileError(
+                f"{path} is a GGUF file of architecture {architecture!r:.60}, not of {_ARCHITECTURE!r}, and "
+                "holds other tensors than 'direction.N': no control vector."
+            )
+        stated = "no architecture" if architecture is None else f"the architecture {architecture!r:.60}"
+        warnings.warn(
+            f"{path} states {stated} where a control vector states {_ARCHITECTURE!r}; its tensors are named as one's, "
+            "so it is read as one.",
+            UserWarning,
+            stacklevel=3,
         )
     hint = metadata.get("controlvector.model_hint")
     notes = f"read from a GGUF control vector, model_hint {hint!r:.60}"
@@ -92,7 +106,7 @@ def _vector(path: str | Path, data: bytes, tensor: GgufTensor, notes: str) -> St
     match = _NAME.fullmatch(tensor.name)
     if match is None:
         raise VectorFileError(f"{path} holds the tensor {tensor.name!r:.60}; control vectors hold 'direction.N' only.")
-    if tensor.kind != "F32" or len(tensor.shape) != 1:
+    if tensor.kind != "F32" or not tensor.shape or prod(tensor.shape[1:]) != 1:
         raise VectorFileError(
             f"{path} holds {tensor.name} as {tensor.kind} {list(tensor.shape)}; control vectors are float32 [d_model]."
         )

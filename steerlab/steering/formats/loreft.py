@@ -10,13 +10,28 @@ follows the stream, which no plan states; the file is still read, and says so.
 Files are safetensors or `.pt` dictionaries with `R` `[r, d_model]`, `b` `[r]` and optionally `W` `[r, d_model]`, or
 with pyreft's own names: `rotate_layer` `[d_model, r]` (Rᵀ), `bias` or `learned_source` `[r]`, `weight` `[r, d_model]`.
 
+Other interventions of pyreft keep Rᵀ as torch's orthogonal parametrisation does, and some of them share their names:
+
+| kind | formula | names beside `rotate_layer.parametrizations.weight.*` |
+| --- | --- | --- |
+| `consreft` (constant LoReFT) | h + Rᵀ(b − R h) | `learned_source` |
+| `lobireft` | h + Rᵀ b | `learned_source` |
+| `loreft`, by torch's own `state_dict` | h + Rᵀ(W h + b − R h) | `learned_source.weight`, `learned_source.bias` |
+| `direft` | h + Rᵀ(W h + b) | `learned_source.weight`, `learned_source.bias` |
+
+What the names leave open, `kind` says, or the `config.json` that pyreft writes beside its files. `direft` and the kinds
+without orthonormal rows (NoReFT, NodiReFT) are neither directions that are set nor a vector that is added: not read.
+
 Source:
-    Wu et al. 2024, ReFT: Representation Finetuning for Language Models (arXiv:2404.03592), equation 2.
+    Wu et al. 2024, ReFT: Representation Finetuning for Language Models (arXiv:2404.03592), equation 2; pyreft,
+    `pyreft/interventions.py`, for the other kinds and the names.
 """
 
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from jaxtyping import Float
@@ -32,7 +47,15 @@ from steerlab.steering.vectors import SteeringVector, VectorCard
 
 # How far R Rᵀ may be from the identity: rows kept in bfloat16 are off by a few thousandths.
 TOLERANCE: Final = 0.02
+_MAX_CONFIG: Final = 1 << 20
+KINDS: Final = ("loreft", "consreft", "lobireft")
+"""Kinds that are read."""
+_ROTATION: Final = "rotate_layer.parametrizations.weight.original"
+_BASE: Final = "rotate_layer.parametrizations.weight.0.base"
+# Sizes that every intervention of pyvene keeps beside its weights.
+_SIZES: Final = ("embed_dim", "interchange_dim")
 _NAMES: Final = {"R": "R", "rotate_layer": "Rᵀ", "b": "b", "bias": "b", "learned_source": "b", "W": "W", "weight": "W"}
+_OPEN: Final = {"b": ("consreft", "lobireft"), "W": ("loreft", "direft")}  # what the shared names may be
 
 
 @dataclass(frozen=True)
@@ -43,18 +66,33 @@ class LowRankIntervention:
         directions: the r rows of R, unit vectors up to rounding.
         values: b, the projection on each direction that it is set to.
         weight: W, float32 [r, d_model], if the targets also follow the stream; else None.
+        kind: `loreft`, `consreft` or `lobireft`; the last adds Rᵀ b and sets nothing.
     """
 
     directions: tuple[SteeringVector, ...]
     values: tuple[float, ...]
     weight: Tensor | None = None
+    kind: str = "loreft"
+
+    def addition(self) -> SteeringVector:
+        """Rᵀ b, which a `lobireft` adds: `sl.Plan(sl.add(x.addition(), coef=1.0))` is all it does.
+
+        Raises:
+            PlanError: for another kind, which sets projections.
+        """
+        if self.kind != "lobireft":
+            raise PlanError(f"A {self.kind} intervention sets projections; take settings().")
+        rows = torch.stack([direction.values for direction in self.directions])
+        return self.directions[0].with_values(torch.tensor(self.values) @ rows, method=self.kind)
 
     def settings(self) -> list[tuple[SteeringVector, float]]:
         """Each direction with its value; `sl.Plan(*(sl.set(v, value) for v, value in x.settings()))` is all it does.
 
         Raises:
-            PlanError: if the targets follow the stream, which no `set` states.
+            PlanError: if the targets follow the stream, which no `set` states, or the vector is added.
         """
+        if self.kind == "lobireft":
+            raise PlanError("A lobireft intervention adds Rᵀ b whatever the stream holds; take addition().")
         if self.weight is not None:
             raise PlanError(
                 "The targets of this intervention are W h + b and follow the stream; a plan sets projections to "
@@ -64,7 +102,12 @@ class LowRankIntervention:
 
 
 def import_loreft(
-    path: str | Path, *, layer: int, site: str = "resid_post", model: str | None = None
+    path: str | Path,
+    *,
+    layer: int,
+    site: str = "resid_post",
+    model: str | None = None,
+    kind: Literal["loreft", "consreft", "lobireft"] | None = None,
 ) -> LowRankIntervention:
     """The intervention of a file, at a hook point that the file does not state.
 
@@ -73,13 +116,18 @@ def import_loreft(
         layer: the layer it acts on, from 0.
         site: the site within the layer; LoReFT acts on layer outputs.
         model: name of the model it was trained on.
+        kind: which intervention it is, where its names are shared by several; by default as the `config.json` beside
+            the file says.
 
     Raises:
-        VectorFileError: if the file is missing, damaged, lacks R or b, has other shapes, or its rows are not
-            orthonormal.
+        VectorFileError: if the file is missing, damaged, lacks R or b, has other shapes, its rows are not orthonormal,
+            or it may be of several kinds and nothing says which.
     """
     point = HookPoint(layer, site)
-    rotation, bias, weight = _parts(path, _tensors(path))
+    if kind is not None and kind not in KINDS:
+        raise VectorFileError(f"kind is one of {', '.join(KINDS)}, got {kind!r:.60}.")
+    tensors, kind = _told_apart(path, _tensors(path), kind)
+    rotation, bias, weight = _parts(path, tensors)
     error = _orthonormality_error(rotation)
     if not error <= TOLERANCE:
         raise VectorFileError(
@@ -88,9 +136,61 @@ def import_loreft(
         )
     if not torch.isfinite(bias).all() or (weight is not None and not torch.isfinite(weight).all()):
         raise VectorFileError(f"{path} holds NaN or infinite values.")
-    card = VectorCard(method="loreft", model=model, extracted_at=point.name, notes=f"rows of R in {Path(path).name}")
+    card = VectorCard(method=kind, model=model, extracted_at=point.name, notes=f"rows of R in {Path(path).name}")
     directions = tuple(usable_vector(path, row, point, card) for row in rotation)
-    return LowRankIntervention(directions, tuple(bias.tolist()), weight)
+    return LowRankIntervention(directions, tuple(bias.tolist()), weight, kind)
+
+
+def _told_apart(path: str | Path, tensors: dict[str, Tensor], kind: str | None) -> tuple[dict[str, Tensor], str]:
+    """The tensors with Rᵀ worked out of its parametrisation, and which intervention they are."""
+    kept = {name: tensor for name, tensor in tensors.items() if name not in _SIZES}
+    if any(name.startswith("proj_layer.") for name in kept):
+        raise VectorFileError(f"{path} holds a NoReFT or NodiReFT intervention, whose rows are not orthonormal.")
+    if _ROTATION not in kept:
+        if kind not in (None, "loreft", "consreft"):
+            raise VectorFileError(f"{path} holds a loreft intervention, not {kind}: its names say so.")
+        return kept, kind or "loreft"
+    follows = "learned_source.weight" in kept
+    possible = _OPEN["W" if follows else "b"]
+    found = kind or _stated_kind(path)
+    if found is None or found == "direft":
+        raise VectorFileError(
+            f"{path} holds a {' or a '.join(possible) if found is None else found} intervention"
+            + (f"; the names of its tensors do not tell. Pass kind={possible[0]!r}" if found is None else "")
+            + (f" or kind={possible[1]!r}." if found is None and not follows else ".")
+            + (" A direft adds Rᵀ(W h + b), which no plan states, and is not read." if follows else "")
+        )
+    if found not in possible:
+        raise VectorFileError(f"{path} holds a {' or a '.join(possible)} intervention, by its names; not a {found}.")
+    rotation = _orthogonal(path, kept.pop(_ROTATION), kept.pop(_BASE, None))
+    renamed = {name.replace("learned_source.", ""): tensor for name, tensor in kept.items()}
+    return renamed | {"rotate_layer": rotation}, found
+
+
+def _stated_kind(path: str | Path) -> str | None:
+    """What the configuration that pyreft writes beside its files says, if it says one thing of all of them."""
+    config = Path(path).parent / "config.json"
+    try:
+        if config.stat().st_size > _MAX_CONFIG:
+            return None
+        stated = json.loads(config.read_bytes())["intervention_types"]
+        named = {re.sub(r".*\.|Intervention.*", "", str(entry)).lower() for entry in stated}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    (only,) = named if len(named) == 1 else (None,)
+    return only if only in (*KINDS, "direft") else None
+
+
+def _orthogonal(path: str | Path, original: Tensor, base: Tensor | None) -> Float[Tensor, "d_model r"]:
+    """Rᵀ, as `torch.nn.utils.parametrizations.orthogonal` makes it of what it keeps: reflections of a base."""
+    width, rank = original.shape if original.ndim == 2 else (0, 0)
+    if not 1 <= rank < width or base is None or base.shape != (width, width):
+        shapes = [list(original.shape), None if base is None else list(base.shape)]
+        raise VectorFileError(f"{path} keeps R as {shapes[0]} and its base as {shapes[1]}; due are [d, r] and [d, d].")
+    wide = original.double()
+    below = wide.tril(-1)
+    reflected = torch.linalg.householder_product(below, 2 / (1 + below.square().sum(dim=0)))
+    return (base.double() @ (reflected * wide.diagonal().int())).float()
 
 
 def _tensors(path: str | Path) -> dict[str, Tensor]:

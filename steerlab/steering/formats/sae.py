@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from numbers import Integral
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from steerlab.core.errors import HookPointError, InputError, VectorFileError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import as_integer, as_list
 from steerlab.steering.files import usable_vector
 from steerlab.steering.vectors import SteeringVector, VectorCard
 
@@ -78,10 +78,10 @@ def import_sae(
 
 
 def _checked_features(features: Sequence[int]) -> list[int]:
-    given = [] if isinstance(features, str | bytes) or not hasattr(features, "__iter__") else list(features)
-    if not given or any(isinstance(i, bool) or not isinstance(i, Integral) or i < 0 for i in given):
+    found = [as_integer(i) for i in as_list(features) or []]
+    if not found or any(i is None or i < 0 for i in found):
         raise InputError(f"features is a list of indices from 0, at least one; got {features!r:.60}.")
-    return [int(i) for i in given]
+    return [i for i in found if i is not None]
 
 
 def _point(path: str | Path, name: str | None) -> HookPoint:

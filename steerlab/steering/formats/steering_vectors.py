@@ -13,11 +13,11 @@ Source:
 
 from typing import Any, Final
 
-from torch import Tensor
-
 from steerlab.core.errors import VectorFileError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import as_integer, shown
 from steerlab.steering.files import as_vector_set, usable_vector
+from steerlab.steering.rows import row_of, shape_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 _SITES: Final = {"decoder_block": "resid_post", "self_attn": "attn_out", "mlp": "mlp_out"}
@@ -71,10 +71,13 @@ def export_steering_vectors(vectors: VectorSet) -> dict[str, Any]:
 
 
 def _vector(layer: Any, values: Any, site: str) -> SteeringVector:
-    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
-        raise VectorFileError(f"{_SOURCE} has the layer {layer!r:.60}; layers are numbers from 0.")
-    if not isinstance(values, Tensor) or not values.is_floating_point():
-        raise VectorFileError(f"{_SOURCE} holds no floating-point tensor for layer {layer}.")
-    point = HookPoint(layer, site)
+    number, row = as_integer(layer), row_of(values)
+    if number is None or number < 0:
+        raise VectorFileError(f"{_SOURCE} has the layer {shown(layer, 60)}; layers are numbers from 0.")
+    if row is None or not row.is_floating_point():
+        raise VectorFileError(
+            f"{_SOURCE} holds no floating-point tensor [d_model] for layer {number}, but {shape_of(values)}."
+        )
+    point = HookPoint(number, site)
     card = VectorCard(extracted_at=point.name, notes="taken from a steering_vectors object")
-    return usable_vector(_SOURCE, values, point, card)
+    return usable_vector(_SOURCE, row, point, card)

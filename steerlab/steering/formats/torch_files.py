@@ -1,7 +1,8 @@
-"""Vectors in `.pt` files: a dictionary that `torch.save` wrote.
+"""Vectors in `.pt` files: a dictionary, or one bare tensor, that `torch.save` wrote.
 
-Keys are hook points (`blocks.14.hook_resid_post`), or layer numbers counted from 0 that all mean one site. Values are
-floating-point tensors `[d_model]`. Cards have no place in such a file.
+Keys are hook points (`blocks.14.hook_resid_post`), or layer numbers counted from 0 (`14` or `"14"`) that all mean one
+site. Values are floating-point tensors `[d_model]`, or one such row as `[1, d_model]` or `[1, 1, d_model]`. Cards have
+no place in such a file.
 
 A `.pt` file is a pickle, and a pickle is a program. Ours are read by `torch.load(weights_only=True)` and by nothing
 else, after a look at the pickle's instructions, without running them, that lets only tensors in dictionaries pass.
@@ -9,6 +10,7 @@ else, after a look at the pickle's instructions, without running them, that lets
 
 import io
 import pickletools
+import re
 import zipfile
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +22,13 @@ from steerlab.core.errors import HookPointError, VectorFileError
 from steerlab.core.files import write_atomic
 from steerlab.core.hook_points import HookPoint, check_site
 from steerlab.steering.files import as_vector_set, checked_size, usable_vector
+from steerlab.steering.rows import row_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
-_STORAGES: Final = ("Float", "Double", "Half", "BFloat16")
+BARE: Final = ""
+"""The key of a tensor that a file holds in no dictionary."""
+_STORAGES: Final = ("Float", "Double", "Half", "BFloat16", "Long")
+_OWN_TENSOR: Final = "Vectors of any other file become ours one by one: sl.SteeringVector.from_tensor(tensor, layer=…)."
 # All that a dictionary of tensors refers to. `torch.load(weights_only=True)` would take more, `bytearray(10**12)` too.
 _HARMLESS: Final = {
     "collections OrderedDict",
@@ -30,25 +36,40 @@ _HARMLESS: Final = {
     "torch._utils _rebuild_parameter",
     *(f"torch {kind}Storage" for kind in _STORAGES),
 }
+_LAYER: Final = re.compile(r"-?\d{1,6}", re.ASCII)
 # Instructions that name or call something in another way than GLOBAL and REDUCE.
 _CALLS: Final = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"}
 
 
-def import_torch(path: str | Path, *, site: str = "resid_post") -> VectorSet:
-    """The vectors of a `.pt` dictionary.
+def import_torch(path: str | Path, *, site: str = "resid_post", layer: int | None = None) -> VectorSet:
+    """The vectors of a `.pt` dictionary, or of a file with one bare tensor.
 
     Args:
         path: written by `torch.save` (since PyTorch 1.6) or `export_torch`.
-        site: what layer numbers as keys mean; keys that are hook points say it themselves.
+        site: what layer numbers as keys, and `layer`, mean; keys that are hook points say it themselves.
+        layer: the layer of a bare tensor; a dictionary states its layers itself.
 
     Raises:
         VectorFileError: if the file is missing, damaged, refers to anything but tensors, or is no dictionary of
             floating-point rows at hook points of one site.
     """
     check_site(site)
-    found = load_tensors(path)
+    found = _placed(path, load_tensors(path), layer)
     vectors = [_vector(path, key, value, site) for key, value in found.items()]
     return as_vector_set(path, vectors)
+
+
+def _placed(path: str | Path, found: dict[str | int, Tensor], layer: int | None) -> dict[str | int, Tensor]:
+    """The tensors by hook point or layer."""
+    if BARE not in found:
+        if layer is not None:
+            raise VectorFileError(f"{path} states the layers of its vectors itself; leave layer= out.")
+        return found
+    if layer is None:
+        raise VectorFileError(
+            f"{path} holds one tensor {list(found[BARE].shape)} and does not say where it belongs; pass layer=."
+        )
+    return {HookPoint(layer).layer: found[BARE]}
 
 
 def export_torch(path: str | Path, vectors: VectorSet | SteeringVector) -> Path:
@@ -71,8 +92,10 @@ def export_torch(path: str | Path, vectors: VectorSet | SteeringVector) -> Path:
 def load_tensors(path: str | Path) -> dict[str | int, Tensor]:
     """The tensors of a dictionary that `torch.save` wrote, on the CPU; nothing in the file is run.
 
+    A tensor in no dictionary has the key `BARE`.
+
     Raises:
-        VectorFileError: if the file is missing, damaged, or anything but such a dictionary.
+        VectorFileError: if the file is missing, damaged, or anything but such a dictionary or tensor.
     """
     size = checked_size(path)
     pickled, record_sizes = _contents(path)
@@ -83,8 +106,10 @@ def load_tensors(path: str | Path) -> dict[str | int, Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a hostile pickle can make it fail in any way
         raise VectorFileError(f"{path} is damaged: torch cannot load it ({type(error).__name__}).") from error
+    if isinstance(loaded, Tensor):
+        loaded = {BARE: loaded}
     if not isinstance(loaded, dict) or not loaded:
-        raise VectorFileError(f"{path} holds no dictionary of tensors, or an empty one.")
+        raise VectorFileError(f"{path} holds no dictionary of tensors, or an empty one. {_OWN_TENSOR}")
     for key, value in loaded.items():
         _check_entry(path, key, value, size)
     storages = {s.data_ptr(): s.nbytes() for s in (value.untyped_storage() for value in loaded.values())}
@@ -95,10 +120,15 @@ def load_tensors(path: str | Path) -> dict[str | int, Tensor]:
 
 def _vector(path: str | Path, key: str | int, values: Tensor, site: str) -> SteeringVector:
     try:
-        point = HookPoint(key, site) if isinstance(key, int) else HookPoint.parse(key)
+        is_layer = isinstance(key, int) or _LAYER.fullmatch(key)
+        point = HookPoint(int(key), site) if is_layer else HookPoint.parse(str(key))
     except HookPointError as error:
-        raise VectorFileError(f"{path} has a key that is no hook point and no layer: {error}") from error
-    card = VectorCard(extracted_at=point.name, notes="read from a .pt dictionary")
+        raise VectorFileError(f"{path} has a key that is no hook point and no layer: {error} {_OWN_TENSOR}") from error
+    if not values.is_floating_point():
+        raise VectorFileError(f"{path} holds {values.dtype} at {key!r:.60}; vectors are floating-point tensors.")
+    if row_of(values) is None:
+        raise VectorFileError(f"{path} holds {list(values.shape)} at {key!r:.60}, which is no [d_model]. {_OWN_TENSOR}")
+    card = VectorCard(extracted_at=point.name, notes="read from a .pt file")
     return usable_vector(path, values, point, card)
 
 
@@ -135,7 +165,7 @@ def _check_instructions(path: str | Path, pickled: bytes) -> None:
             if instruction.name in _CALLS or (named is not None and named not in _HARMLESS):
                 raise VectorFileError(
                     f"{path} refers to {named or instruction.name!r}; a file of vectors refers to tensors and nothing "
-                    "else, so this one is not loaded."
+                    f"else, so this one is not loaded. {_OWN_TENSOR}"
                 )
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         if isinstance(error, VectorFileError):
@@ -146,7 +176,7 @@ def _check_instructions(path: str | Path, pickled: bytes) -> None:
 def _check_entry(path: str | Path, key: Any, value: Any, size: int) -> None:
     if isinstance(key, bool) or not isinstance(key, int | str):
         raise VectorFileError(f"{path} has a key of type {type(key).__name__}; keys are hook points or layer numbers.")
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.dtype == torch.int64):
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise VectorFileError(f"{path} holds {kind} at {key!r:.60}; vectors are floating-point tensors.")
     # A stride of 0 makes a tensor of any size out of one number.
