@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.endings import stop_strings
 from steerlab.core.numbers import check_integer
 from steerlab.core.pairs import ContrastPairs
@@ -105,6 +106,7 @@ class Measurements(Kept):
             self.results.put("vectors", key, found)
         return found
 
+    @explains_arguments
     def effect(
         self,
         plan: Plan,
@@ -177,6 +179,7 @@ class Measurements(Kept):
         keep(self._session, self.results, "effect", key, (effect, ready))
         return self.results.find("effect", key)[0]
 
+    @explains_arguments
     def cost(
         self,
         plan: Plan,
@@ -227,6 +230,7 @@ class Measurements(Kept):
             "cost", frame, [ready.hash, run_doses, neutral, given, str(policy), max_new_tokens, n]
         )
 
+    @explains_arguments
     def entropy(
         self, plan: Plan, texts: Sequence[PromptLike] | None = None, *, policy: SamplingPolicy = DEFAULT_POLICY
     ) -> pd.DataFrame:
@@ -254,6 +258,7 @@ class Measurements(Kept):
         frame = frame.assign(plan=str(plan), plan_hash=plan.hash, policy=str(policy))
         return self._keep_frame("entropy", frame, [plan.hash, neutral, str(policy)])
 
+    @explains_arguments
     def generate(
         self,
         plan: Plan,
@@ -305,6 +310,7 @@ class Measurements(Kept):
         judged_by = None if judge is None else sorted(set(frame.columns))
         return self._keep_frame("generations", frame, [plan.hash, found, run_doses, stated, judged_by])
 
+    @explains_arguments
     def score(self, plan: Plan | None, targets: Targets) -> Scores:
         """Exact scores of every target, positives before negatives, per item.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.numbers import check_integer, check_number
 from steerlab.core.pairs import ContrastPairs
@@ -30,6 +31,7 @@ from steerlab.steering.vectors import SteeringVector
 class Studies(Kept):
     """Comparisons of several plans, item sets, models or engines."""
 
+    @explains_arguments
     def select(
         self,
         vectors: VectorsLike,
@@ -81,6 +83,7 @@ class Studies(Kept):
         what = [named, on.hash, metric_identity(metric), bounds, neutral, str(policy)]
         return self._keep_finding("selection", found, what)
 
+    @explains_arguments
     def confirm(
         self,
         best: Selection,
@@ -136,6 +139,7 @@ class Studies(Kept):
             )
         return self._keep_finding("confirmation", found, what)
 
+    @explains_arguments
     def interaction(
         self,
         plan_a: Plan,
@@ -177,6 +181,7 @@ class Studies(Kept):
         what = [first.hash, second.hash, targets.hash, metric_identity(metric), scales]
         return self._keep_finding("interaction", found, what)
 
+    @explains_arguments
     def transfer(
         self,
         plan: Plan,

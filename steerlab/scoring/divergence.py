@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
@@ -111,6 +112,7 @@ class Divergence:
         return pd.DataFrame(first | {name: getattr(self, name) for name in _COLUMNS})
 
 
+@explains_arguments
 def divergence(
     engine_a: Engine,
     engine_b: Engine,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError
 from steerlab.core.results import exp_or_inf
@@ -61,6 +62,7 @@ class Perplexity:
         return total / self.num_bytes if self.num_bytes else math.nan
 
 
+@explains_arguments
 def perplexity(
     engine: Engine,
     text_or_ids: TextLike,

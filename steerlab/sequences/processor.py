@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
@@ -114,6 +115,7 @@ class SequenceProcessor:
 
     # --- prompts --------------------------------------------------------------------------------------------------
 
+    @explains_arguments
     def sample_prompts(
         self, dataset_name: str | None, split: str = "train", num_prompts: int = 8, seed: int | None = None
     ) -> tuple[list[str], list[dict[str, Any]]]:
@@ -134,6 +136,7 @@ class SequenceProcessor:
 
     # --- generation -----------------------------------------------------------------------------------------------
 
+    @explains_arguments
     def generate_batched(
         self,
         prompts: Any,
@@ -196,6 +199,7 @@ class SequenceProcessor:
         assembly, _ = self.scorer.run(probe, ScoringRequest(with_grad=False, rows_at_once=1))
         return as_array(assembly.logprobs(False, False).logprobs[0][0])
 
+    @explains_arguments
     def generate_with_replacement_sampling(
         self,
         total_sequences: int,
@@ -236,6 +240,7 @@ class SequenceProcessor:
 
     # --- scoring --------------------------------------------------------------------------------------------------
 
+    @explains_arguments
     def teacher_force_logprobs(
         self,
         sequences: BatchedSequences,
@@ -272,6 +277,7 @@ class SequenceProcessor:
         )
         return assembly.logprobs(compute_rb, return_baseline_features)
 
+    @explains_arguments
     def teacher_force_logprobs_with_diagnostics(
         self,
         sequences: BatchedSequences,
@@ -287,6 +293,7 @@ class SequenceProcessor:
         assembly = self._force(sequences, with_grad, tf_batch_size, params_override, buffers_override, plan, True)
         return assembly.logprobs(compute_rb, return_baseline_features), assembly.diagnostics(self.early_steps)
 
+    @explains_arguments
     def generate_with_logprobs(
         self,
         prompts: Any = None,

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layers
@@ -31,6 +32,7 @@ LOW_COSINE = 0.2
 _LIBRARIES = ("steerlab", "torch", "transformers", "transformer-lens")
 
 
+@explains_arguments
 def extract(
     engine: Engine,
     data: ContrastPairs | Targets,

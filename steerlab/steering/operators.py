@@ -20,6 +20,7 @@ Every operator takes four options:
 import math
 from typing import Any
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import PlanError, SteerlabError
 from steerlab.core.hook_points import HookPoint
 from steerlab.steering.condition import Condition
@@ -37,6 +38,7 @@ from steerlab.steering.where import WhereLike, as_where
 from steerlab.steering.where import default as default_where
 
 
+@explains_arguments
 def add(
     vector: SteeringVector,
     *unnamed: float,
@@ -70,6 +72,7 @@ def add(
     return _edit(Add(amount, unit), vector, where, norm, schedule, when)
 
 
+@explains_arguments
 def ablate(
     vector: SteeringVector,
     *,
@@ -90,6 +93,7 @@ def ablate(
     return _edit(Ablate(), vector, where, norm, schedule, when)
 
 
+@explains_arguments
 def clamp(
     vector: SteeringVector,
     lo: float | None = None,
@@ -119,6 +123,7 @@ def clamp(
     return _edit(_clamp(lo, hi, unit), vector, where, norm, schedule, when)
 
 
+@explains_arguments
 def set(
     vector: SteeringVector,
     value: float | None = None,
@@ -159,6 +164,7 @@ def set(
     return _edit(Set(amount, unit, reference), vector, where, norm, schedule, when)
 
 
+@explains_arguments
 def rotate(
     vector: SteeringVector,
     toward: SteeringVector,

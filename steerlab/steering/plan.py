@@ -201,8 +201,14 @@ class Plan:
             engine: the engine whose model the hooks will run on.
 
         Raises:
-            PlanError: for a condition that is read at another hook point than its edit: one hook does not see it.
+            PlanError: for an engine without such hooks (vLLM's model runs in other processes), or a condition that is
+                read at another hook point than its edit: one hook does not see it.
         """
+        if not hasattr(engine, "hooks_of"):
+            raise PlanError(
+                f"hooks are functions for the model of sl.load(…), and {type(engine).__name__} has no such model; pass "
+                "the plan itself: engine.generate(prompts, plan=plan), and score and capture alike."
+            )
         return engine.hooks_of(self.ready(engine.info, engine.median_norm))
 
     def to_json(self) -> str:

@@ -4,11 +4,12 @@ import itertools
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm import RepControl
+from steerlab.engines.vllm import RepControl, SequenceProb
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -354,6 +355,57 @@ def test_repcontrol_without_activations_leaves_the_model_alone(engine):
     assert [c.token_ids for c in ours] == [c.token_ids for c in plain]
     with pytest.raises(sl.InputError, match="token_pos"):
         RepControl(engine)(PROMPTS[:2], {1: torch.ones(128)}, token_pos="middle")
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (1, 1, 128)])
+def test_vectors_as_repe_keeps_them_and_vllms_name_of_the_length(engine, vector, shape):
+    ours = RepControl(engine)(PROMPTS[:2], {1: vector(1).values}, 3.0, temperature=0, max_new_tokens=8)
+    values = vector(1).values.reshape(shape).numpy()
+    same = RepControl(engine)(PROMPTS[:2], {np.int64(1): values}, np.float32(3.0), temperature=0, max_tokens=8)
+    assert [c.token_ids for c in same] == [c.token_ids for c in ours]
+    with pytest.raises(sl.InputError, match="two names of one number"):
+        RepControl(engine)(PROMPTS[:2], max_tokens=8, max_new_tokens=8)
+
+
+def test_a_vllm_llm_is_refused_by_name(engine):
+    for made in (RepControl, SequenceProb):
+        with pytest.raises(sl.InputError, match=f"{made.__name__} takes a sl.VLLMEngine, got LLM"):
+            made(engine.llm)
+
+
+def test_hooks_are_refused_by_name(engine, plans):
+    with pytest.raises(sl.PlanError, match="VLLMEngine has no such model"):
+        plans[1].hooks(engine)
+
+
+# --- numbers and lists of other libraries -----------------------------------------------------------------------------
+
+
+def test_arrays_and_tensors_are_lists(engine, vector):
+    ids, targets = [[5, 6, 7], [8, 9, 10]], [[[11, 12]], [[13]]]
+    plan = sl.Plan(sl.add(vector(1), coef=2.0))
+    plain = engine.generate(ids, plan=plan, max_new_tokens=4, n=2, seed=[3, 4])
+    given = [np.array(ids), torch.tensor(ids), [np.array(ids[0]), torch.tensor(ids[1])], (row for row in ids)]
+    for prompts in given:
+        same = engine.generate(
+            prompts, plan=plan, max_new_tokens=torch.tensor(4), n=np.int64(2), seed=np.array([3, 4], dtype=np.uint32)
+        )
+        assert [c.token_ids for c in same] == [c.token_ids for c in plain]
+    scores = engine.score(ids, targets)
+    for prompts, wanted in (
+        (np.array(ids), [np.array([[11, 12]]), torch.tensor([[13]])]),
+        ((i for i in ids), iter(targets)),
+    ):
+        assert np.array_equal(engine.score(prompts, wanted).log_prob, scores.log_prob)
+    read = engine.capture(np.array(ids), layers=np.array([1, 2]))
+    assert torch.equal(read[1], engine.capture(ids, layers=[1, 2])[1])
+
+
+@pytest.mark.parametrize("wrong", [True, 4.0, "4", None, [4], np.array([4]), np.True_, -1, 1j])
+def test_what_is_no_count_is_refused_by_name(engine, wrong):
+    for name in ("max_new_tokens", "n"):
+        with pytest.raises(sl.InputError, match=f"{name} is an integer"):
+            engine.generate("Hi", **{name: wrong})
 
 
 # --- last: it ends the engine -------------------------------------------------------------------------------------

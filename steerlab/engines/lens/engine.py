@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
@@ -113,6 +114,7 @@ class LensEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
+    @explains_arguments
     @torch.inference_mode()
     def generate(
         self,
@@ -180,6 +182,7 @@ class LensEngine:
             tuple(task.completion(job) for job in jobs), tuple(p.token_ids for p in encoded), task.engine_used
         )
 
+    @explains_arguments
     @torch.inference_mode()
     def stream(
         self,
@@ -219,6 +222,7 @@ class LensEngine:
         yield from task.stream(job, self._assign(plan, 1)[0])
         self.receipts = [task.receipts[0]]
 
+    @explains_arguments
     def score(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
@@ -261,6 +265,7 @@ class LensEngine:
             self.info.dtype,
         )
 
+    @explains_arguments
     def measure(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
@@ -314,6 +319,7 @@ class LensEngine:
         self._keep(sorted(receipts, key=lambda receipt: receipt.row_index))
         return [values[row] for row in range(len(pairs))]
 
+    @explains_arguments
     @torch.no_grad()
     def logits(self, prompt: PromptLike, *, plan: PlanArgument = None, chat: bool = False) -> Tensor:
         """Logits at every position of one prompt, shape [pos, d_vocab], in the model's dtype."""
@@ -343,6 +349,7 @@ class LensEngine:
         rows = [(pair, contents[i]) for i, _, pair in pairs]
         return DifferentiableScores(self.model, rows, point.check(self.info.n_layers), where, self.batch_tokens)
 
+    @explains_arguments
     @torch.no_grad()
     def capture(
         self,

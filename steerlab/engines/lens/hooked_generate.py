@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.numbers import as_integer, as_list, as_number, check_integer, shown
@@ -54,6 +55,7 @@ class SteeringHook:
         return value + self._copies[key]
 
 
+@explains_arguments
 def create_steering_hook(steering_vector: Tensor, alpha: float) -> SteeringHook:
     """A hook function that adds `alpha * steering_vector` to an activation, at every position.
 
@@ -73,6 +75,7 @@ def create_steering_hook(steering_vector: Tensor, alpha: float) -> SteeringHook:
     return SteeringHook(row, factor)
 
 
+@explains_arguments
 @torch.no_grad()
 def hooked_generate(
     model: Any,
@@ -152,6 +155,7 @@ def hooked_generate(
     return torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
 
 
+@explains_arguments
 def generate_steered_response(
     model: Any,
     tokenizer: Any,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.core.numbers import check_integer
 from steerlab.engines.lens.engine import LensEngine
@@ -14,6 +15,7 @@ from steerlab.models import resolve
 _DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
+@explains_arguments
 def load(
     model: "str | Path | Any",
     dtype: "str | torch.dtype" = "float32",

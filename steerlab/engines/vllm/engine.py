@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
@@ -85,6 +86,7 @@ class VLLMEngine:
         >>> engine = VLLMEngine("smollm2-135m", layers=[10, 14])  # doctest: +SKIP
     """
 
+    @explains_arguments
     def __init__(
         self,
         model: str | Path,
@@ -149,6 +151,7 @@ class VLLMEngine:
         if client is not None:
             client.close()
 
+    @explains_arguments
     def generate(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
@@ -224,6 +227,7 @@ class VLLMEngine:
         ids = tuple(() if isinstance(prompt, SteerlabError) else prompt.token_ids for prompt in encoded)
         return Generations(tuple(rows), ids, f"vllm-{self._running.workers[0]['runner']}")
 
+    @explains_arguments
     def score(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
@@ -259,6 +263,7 @@ class VLLMEngine:
         rows = tuple(Score.of_pair(i, j, p, x) for (i, j, _, p), x in zip(pairs, found, strict=True))
         return Scores(rows, self.info.dtype)
 
+    @explains_arguments
     def measure(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
@@ -309,6 +314,7 @@ class VLLMEngine:
         self._keep(requests, [outcomes[place.rest] for place in places], lengths)
         return [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
 
+    @explains_arguments
     def capture(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
@@ -417,3 +423,17 @@ class VLLMEngine:
 def _wide(quantity: Quantity, values: np.ndarray) -> np.ndarray:
     """As `measure` returns it: one value per token in float64, whole distributions as they are."""
     return values if isinstance(quantity, LogDistribution) else values.astype(np.float64)
+
+
+def check_vllm_engine(engine: Any, user: str) -> Any:
+    """The engine itself, if it can carry out plans as `VLLMEngine` does.
+
+    Raises:
+        InputError: for something else, such as a `vllm.LLM`, which was started without steering.
+    """
+    if not all(hasattr(engine, name) for name in ("generate", "score", "info", "receipts")):
+        raise InputError(
+            f"{user} takes a sl.VLLMEngine, got {type(engine).__name__}. A vllm.LLM cannot be steered once it runs: "
+            "start the model with sl.VLLMEngine(name, layers=[…], **the same arguments); its .llm is the LLM."
+        )
+    return engine

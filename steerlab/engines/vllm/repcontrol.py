@@ -3,16 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import resolve_layer
 from steerlab.core.numbers import as_integer, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Generations
 from steerlab.core.text import PromptLike
-from steerlab.engines.vllm.engine import VLLMEngine
+from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
 from steerlab.steering import where
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
@@ -36,12 +34,13 @@ class RepControl:
     """
 
     def __init__(self, engine: VLLMEngine) -> None:
-        self.engine = engine
+        self.engine = check_vllm_engine(engine, "RepControl")
 
+    @explains_arguments
     def __call__(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
-        activations: Mapping[int, "Tensor | Sequence[float] | SteeringVector"] | None = None,
+        activations: Mapping[int, Any] | None = None,
         coefficient: float = 1.0,
         token_pos: int | str | None = None,
         **sampling: Any,
@@ -50,17 +49,28 @@ class RepControl:
 
         Args:
             prompts: strings, chat messages or token ids.
-            activations: layer → vector; negative layers count from the end. None or empty leaves the model as it is.
+            activations: layer → vector (`[d_model]`, `[1, d_model]` or `[1, 1, d_model]`, a tensor, an array or a
+                `SteeringVector`); negative layers count from the end. None or empty leaves the model as it is.
             coefficient: multiplies every vector.
             token_pos: None edits all positions, prompt and generated; an int one absolute position (negative from the
                 prompt's end); "start" the first position, "end" the prompt's last.
-            **sampling: temperature, top_p, top_k, min_p, repetition_penalty, and arguments of `engine.generate`.
+            **sampling: temperature, top_p, top_k, min_p, repetition_penalty, and arguments of `engine.generate`;
+                max_tokens is vLLM's name of its max_new_tokens.
 
         Raises:
             InputError: for another `token_pos`.
             PlanError: for a layer that is not wired.
         """
-        policy = SamplingPolicy(**{name: sampling.pop(name) for name in _POLICY if name in sampling})
+        if "max_tokens" in sampling and "max_new_tokens" in sampling:
+            raise InputError("max_tokens and max_new_tokens are two names of one number; pass one.")
+        if "max_tokens" in sampling:
+            sampling["max_new_tokens"] = sampling.pop("max_tokens")
+        given = {name: sampling.pop(name) for name in _POLICY if name in sampling}
+        if given and "policy" in sampling:
+            raise InputError(
+                f"policy= holds all of {', '.join(_POLICY)}; pass it or them ({', '.join(given)}), not both."
+            )
+        policy = sampling.pop("policy", None) or SamplingPolicy(**given)
         plan = self.plan(activations, coefficient, token_pos)
         return self.engine.generate(prompts, plan=plan, policy=policy, **sampling)
 
@@ -82,7 +92,7 @@ class RepControl:
         place = resolve_layer(layer, self.engine.info.n_layers)
         if isinstance(values, SteeringVector):
             values = values.values
-        return SteeringVector.from_tensor(torch.as_tensor(values, dtype=torch.float32), layer=place)
+        return SteeringVector.from_tensor(values, layer=place)
 
 
 def _positions(token_pos: int | str | None) -> Where:

@@ -4,10 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import TargetError
+from steerlab.core.numbers import as_list
 from steerlab.core.results import Score
 from steerlab.core.text import Boundary, PromptLike, TargetLike, as_prompts, is_target
-from steerlab.engines.vllm.engine import VLLMEngine
+from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
 from steerlab.steering.assign import PlanArgument
 
 
@@ -26,8 +28,9 @@ class SequenceProb:
     """
 
     def __init__(self, engine: VLLMEngine) -> None:
-        self.engine = engine
+        self.engine = check_vllm_engine(engine, "SequenceProb")
 
+    @explains_arguments
     def get_log_prob(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
@@ -61,10 +64,12 @@ class SequenceProb:
 
 
 def _per_prompt(target_sequences: Sequence[Any], n_prompts: int) -> list[list[TargetLike]]:
-    if isinstance(target_sequences, str) or not isinstance(target_sequences, Sequence):
+    listed = None if isinstance(target_sequences, set) else as_list(target_sequences)
+    if listed is None:
         raise TargetError(
             f"target_sequences is a list of strings or one list per prompt, got {target_sequences!r:.80}."
         )
+    target_sequences = listed
     if all(is_target(target) for target in target_sequences):
         return [list(target_sequences)] * n_prompts
     if len(target_sequences) != n_prompts:
@@ -73,9 +78,9 @@ def _per_prompt(target_sequences: Sequence[Any], n_prompts: int) -> list[list[Ta
             "or one list of strings for all of them."
         )
     for index, row in enumerate(target_sequences):
-        if not isinstance(row, list | tuple):
+        if as_list(row) is None:
             raise TargetError(f"Prompt {index} has {row!r:.80} where a list of sequences belongs, as the others have.")
-    return [list(row) for row in target_sequences]
+    return [as_list(row) or [] for row in target_sequences]
 
 
 def _with(variant: str, target: TargetLike) -> TargetLike:
