@@ -8,9 +8,14 @@ import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex, TypeAlias
 
 from steerlab.core.errors import InputError
+
+Integer: TypeAlias = SupportsIndex
+"""An integer of any library, as an argument."""
+Number: TypeAlias = SupportsFloat
+"""A number of any library, as an argument."""
 
 
 def plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import Number, plain
 from steerlab.steering import where as positions
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions import RowPositions
@@ -121,8 +122,8 @@ class Condition:
 def when(
     probe: SteeringVector,
     *,
-    above: float | None = None,
-    below: float | None = None,
+    above: Number | None = None,
+    below: Number | None = None,
     reading: Reading = "projection",
     read: WhereLike = None,
 ) -> Condition:
@@ -142,7 +143,9 @@ def when(
     Raises:
         PlanError: without a threshold, or with limits nothing can pass.
     """
-    return Condition(probe, above, below, reading, as_where(read, positions.last_prompt(), argument="read"))
+    return Condition(
+        probe, plain(above), plain(below), reading, as_where(read, positions.last_prompt(), argument="read")
+    )
 
 
 class Gate:

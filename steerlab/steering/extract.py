@@ -15,7 +15,7 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layers
-from steerlab.core.numbers import check_integer
+from steerlab.core.numbers import Integer, check_integer
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.seeds import check_single_seed
 from steerlab.core.targets import Targets
@@ -44,8 +44,8 @@ def extract(
     pool: str = "mean",
     name: str | None = None,
     chat: bool = False,
-    seed: int = 0,
-    pairs_per_chunk: int = PAIRS_PER_CHUNK,
+    seed: Integer = 0,
+    pairs_per_chunk: Integer = PAIRS_PER_CHUNK,
     **learning: Any,
 ) -> VectorSet:
     """One steering vector per layer, along the direction that tells positive from negative.

@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, VectorValueError
 from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import as_number, check_integer, shown
+from steerlab.core.numbers import as_number, check_integer, plain, shown
 from steerlab.core.targets import Targets
 from steerlab.steering.where import WhereLike, as_where
 from steerlab.steering.where import default as default_where
@@ -98,7 +98,7 @@ class LearningSettings:
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise InputError(f"bipo does not know {', '.join(unknown)}; it takes {', '.join(known)}.")
-        return cls(**options)
+        return cls(**{name: plain(value) for name, value in options.items()})
 
     def bound(self, median_norm: float) -> float:
         """The largest norm allowed."""

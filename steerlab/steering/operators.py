@@ -23,6 +23,7 @@ from typing import Any
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import PlanError, SteerlabError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import Number
 from steerlab.steering.condition import Condition
 from steerlab.steering.edit import Edit, Norm
 from steerlab.steering.operator import Operator, Unit
@@ -41,9 +42,9 @@ from steerlab.steering.where import default as default_where
 @explains_arguments
 def add(
     vector: SteeringVector,
-    *unnamed: float,
-    dose: float | None = None,
-    coef: float | None = None,
+    *unnamed: Any,
+    dose: Number | None = None,
+    coef: Number | None = None,
     where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
@@ -96,8 +97,8 @@ def ablate(
 @explains_arguments
 def clamp(
     vector: SteeringVector,
-    lo: float | None = None,
-    hi: float | None = None,
+    lo: Number | None = None,
+    hi: Number | None = None,
     *,
     unit: Unit = "coef",
     where: WhereLike = None,
@@ -126,10 +127,10 @@ def clamp(
 @explains_arguments
 def set(
     vector: SteeringVector,
-    value: float | None = None,
+    value: Number | None = None,
     *,
-    dose: float | None = None,
-    coef: float | None = None,
+    dose: Number | None = None,
+    coef: Number | None = None,
     reference: SteeringVector | None = None,
     where: WhereLike = None,
     norm: Norm | None = None,
@@ -169,7 +170,7 @@ def rotate(
     vector: SteeringVector,
     toward: SteeringVector,
     *,
-    angle: float,
+    angle: Number,
     where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
@@ -192,7 +193,7 @@ def rotate(
     """
     if not isinstance(toward, SteeringVector):
         raise PlanError(f"toward takes a SteeringVector, got {type(toward).__name__}.")
-    return _edit(Rotate(angle, toward), vector, where, norm, schedule, when)
+    return _edit(Rotate(finite(angle, "angle (in radians)"), toward), vector, where, norm, schedule, when)
 
 
 def operator_from_json(data: dict[str, Any], hook_point: HookPoint = HookPoint(0, "resid_post")) -> Operator:  # noqa: B008
@@ -245,15 +246,15 @@ def _edit(
     return Edit(operator, vector, places, norm=norm, schedule=schedule, when=when)
 
 
-def _strength(operator: str, dose: float | None, coef: float | None) -> tuple[float, Unit]:
+def _strength(operator: str, dose: Number | None, coef: Number | None) -> tuple[float, Unit]:
     if (dose is None) == (coef is None):
         raise PlanError(
             f"{operator} takes exactly one strength: dose= (in median residual norms) or coef= (raw), got "
             f"dose={dose!r} and coef={coef!r}."
         )
-    return (coef, "coef") if coef is not None else (dose, "dose")  # pyright: ignore[reportReturnType]
+    return (finite(dose, "dose"), "dose") if coef is None else (finite(coef, "coef"), "coef")
 
 
-def _clamp(lo: float | None, hi: float | None, unit: Unit) -> Clamp:
+def _clamp(lo: Number | None, hi: Number | None, unit: Unit) -> Clamp:
     low = -math.inf if lo is None else finite(lo, "lo")
     return Clamp(low, math.inf if hi is None else finite(hi, "hi"), unit)

@@ -9,7 +9,7 @@ from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError, VectorShapeError
 from steerlab.core.hashing import content_hash
 from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import as_number, shown
+from steerlab.core.numbers import Number, as_number, shown
 from steerlab.steering import schedule as schedules
 from steerlab.steering import where as positions
 from steerlab.steering.condition import Condition
@@ -119,7 +119,7 @@ class Plan:
         """Every set of positions its edits and conditions name."""
         return [edit.where for edit in self.edits] + [condition.read for condition in self.conditions]
 
-    def scaled(self, factor: float) -> "Plan":
+    def scaled(self, factor: Number) -> "Plan":
         """The plan h → h + factor·Δ(h); a factor of 0 is the unsteered model.
 
         Raises:

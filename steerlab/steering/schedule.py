@@ -22,7 +22,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from steerlab.core.errors import PlanError
-from steerlab.core.numbers import check_integer
+from steerlab.core.numbers import Integer, Number, check_integer, plain
 from steerlab.steering.strengths import finite
 
 
@@ -154,24 +154,24 @@ class Window(Schedule):
         return f"window(after={self.after}, until={self.until})"
 
 
-def constant(value: float = 1.0) -> Schedule:
+def constant(value: Number = 1.0) -> Schedule:
     """The same factor everywhere."""
-    return Constant(value)
+    return Constant(plain(value))
 
 
-def linear(start: float, end: float, *, over: int) -> Schedule:
+def linear(start: Number, end: Number, *, over: Integer) -> Schedule:
     """From `start` at j = 0 to `end` at j = `over` generated tokens, and `end` from there on."""
-    return Linear(start, end, over)
+    return Linear(plain(start), plain(end), plain(over))
 
 
-def decay(half_life: float) -> Schedule:
+def decay(half_life: Number) -> Schedule:
     """Halves every `half_life` generated tokens, from 1 at j = 0."""
-    return Decay(half_life)
+    return Decay(plain(half_life))
 
 
-def window(after: int = 0, until: int | None = None) -> Schedule:
+def window(after: Integer = 0, until: Integer | None = None) -> Schedule:
     """Full strength for after ≤ j < until, none outside; prompt positions follow j = 0."""
-    return Window(after, until)
+    return Window(plain(after), plain(until))
 
 
 def from_json(data: dict[str, Any]) -> Schedule:

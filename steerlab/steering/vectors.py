@@ -13,7 +13,7 @@ from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import HookPointError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import as_integer, as_number, shown
+from steerlab.core.numbers import Integer, Number, as_integer, as_number, plain, shown
 from steerlab.core.pairs import ContrastPairs
 from steerlab.steering.rows import row_of, shape_of
 
@@ -128,7 +128,7 @@ class SteeringVector:
         cls,
         tensor: Any,
         *,
-        layer: int,
+        layer: Integer,
         site: str = "resid_post",
         model: "str | ModelInfo | None" = None,
         name: str | None = None,
@@ -143,13 +143,14 @@ class SteeringVector:
             model: the name of the model it belongs to, or an engine's `info`; then its use elsewhere is noticed.
             name: what it is about.
         """
-        point = HookPoint(layer, site)
+        point = HookPoint(plain(layer), site)
         card = VectorCard(name=name, method="given", extracted_at=point.name)
         if isinstance(model, ModelInfo):
             card = replace(card, **model_entries(model))
         elif model is not None:
             card = replace(card, model=str(model))
-        return cls(tensor, point, card)
+        row = row_of(tensor)
+        return cls(tensor if row is None else row, point, card)
 
     @property
     def name(self) -> str | None:
@@ -203,7 +204,7 @@ class SteeringVector:
         name = f"{self.name!r}, " if self.name else ""
         return f"SteeringVector({name}{self.hook_point.name}, d_model={self.d_model}, norm={self.norm:.4g})"
 
-    def scaled(self, factor: float) -> "SteeringVector":
+    def scaled(self, factor: Number) -> "SteeringVector":
         """The same direction, `factor` times as long."""
         number = as_number(factor)
         if number is None:
@@ -215,9 +216,9 @@ class SteeringVector:
         name = None if self.name is None else f"{self.name}: {method}"
         return replace(self, values=values, card=replace(self.card, name=name, method=method))
 
-    def at(self, layer: int, site: str | None = None) -> "SteeringVector":
+    def at(self, layer: Integer, site: str | None = None) -> "SteeringVector":
         """The same values at another hook point; the card still says where they were read."""
-        point = HookPoint(layer, site or self.site)
+        point = HookPoint(plain(layer), site or self.site)
         return replace(self, hook_point=point, card=replace(self.card, median_norm=None))
 
     def cosine(self, other: "SteeringVector") -> float:
@@ -264,7 +265,7 @@ class VectorSet(Mapping[int, SteeringVector]):
             raise HookPointError(f"A vector set holds vectors of one site, got {sorted({v.site for v in ordered})}.")
         object.__setattr__(self, "by_layer", ordered)
 
-    def __getitem__(self, layer: int) -> SteeringVector:
+    def __getitem__(self, layer: Integer) -> SteeringVector:
         asked = as_integer(layer)
         if asked is None:
             raise HookPointError(f"A vector set is indexed by a layer, an integer; got {shown(layer)}.")
@@ -278,7 +279,7 @@ class VectorSet(Mapping[int, SteeringVector]):
     def __contains__(self, layer: object) -> bool:
         return layer in [v.layer for v in self.by_layer]
 
-    def get(self, layer: int, default: Any = None) -> Any:
+    def get(self, layer: Integer, default: Any = None) -> Any:
         """As `vectors[layer]`, but `default` if there is no such layer."""
         try:
             return self[layer]
@@ -360,7 +361,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         return export_torch(path, self)
 
     @classmethod
-    def from_torch(cls, path: str | Path, *, site: str = "resid_post", layer: int | None = None) -> "VectorSet":
+    def from_torch(cls, path: str | Path, *, site: str = "resid_post", layer: Integer | None = None) -> "VectorSet":
         """Reads a `.pt` dictionary keyed by hook point or layer number, or one tensor of `layer`; nothing in it is run.
 
         Raises:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from steerlab.core.errors import PlanError
-from steerlab.core.numbers import as_list
+from steerlab.core.numbers import Integer, as_list, plain
 from steerlab.steering.positions import RowPositions as RowPositions
 from steerlab.steering.sets import (
     All,
@@ -47,25 +47,25 @@ def last_prompt() -> Where:
     return LastPrompt()
 
 
-def generated(after: int = 0, until: int | None = None) -> Where:
+def generated(after: Integer = 0, until: Integer | None = None) -> Where:
     """Generated positions j with after ≤ j < until; j counts from 0 at the first token fed back to the model.
 
     Editing these alone leaves the first generated token as it was: that one is predicted by the last prompt position.
     """
-    return Generated(after, until)
+    return Generated(plain(after), plain(until))
 
 
-def index(*indices: int) -> Where:
-    """Single absolute positions; negative ones count from the prompt's end (−1 is its last token)."""
+def index(*indices: Any) -> Where:
+    """Single absolute positions, one by one or as one list or array; negative ones count from the prompt's end."""
     return Index(_spread(indices))
 
 
-def ids(*token_ids: int) -> Where:
+def ids(*token_ids: Any) -> Where:
     """Positions that hold one of these token ids, in the prompt or generated."""
     return Ids(_spread(token_ids))
 
 
-def span(text: str, *, occurrence: int | None = None, missing: Literal["error", "skip"] = "error") -> Where:
+def span(text: str, *, occurrence: Integer | None = None, missing: Literal["error", "skip"] = "error") -> Where:
     """The prompt's tokens that spell a text, found through the tokenizer's character offsets.
 
     A token belongs to the span if it shares a character with it, so a token that spells more than the text is in.
@@ -76,7 +76,7 @@ def span(text: str, *, occurrence: int | None = None, missing: Literal["error", 
         occurrence: which one, from 0; negative from the end; None for all of them.
         missing: what a prompt without the text means: an error, or no position there.
     """
-    return Span(text, occurrence, missing)
+    return Span(text, plain(occurrence), missing)
 
 
 def mask(values: Any) -> Where:
@@ -153,7 +153,7 @@ def from_json(data: dict[str, Any]) -> Where:
 def _spread(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values given one by one, or as one list or array."""
     (only,) = values if len(values) == 1 else (None,)
-    return tuple(as_list(only) or values)
+    return tuple(as_list(only) or map(plain, values))
 
 
 def _build(data: dict[str, Any]) -> Where:

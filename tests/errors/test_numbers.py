@@ -16,7 +16,7 @@ from steerlab.experiment.selection import list_tries
 from steerlab.experiment.sweep import check_doses
 from steerlab.steering import schedule
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
+unchecked = pytest.mark.usefixtures("unchecked_types")
 
 VECTOR = sl.SteeringVector.from_tensor(torch.arange(1.0, 65.0), layer=1)
 PAIRS = sl.ContrastPairs.from_lists(["a", "b", "c", "d"], ["e", "f", "g", "h"])
@@ -58,12 +58,14 @@ NO_NUMBERS = ["0.5", None, math.nan, math.inf, 10**400, 1j, [0.5, 0.6], np.array
 BOOLS = [True, np.True_, torch.tensor(True)]
 
 
+@unchecked
 @pytest.mark.parametrize("name", NUMBERS)
 def test_equal_numbers_mean_the_same(name):
     expected = NUMBERS[name](None, 0.5)
     assert [NUMBERS[name](None, half) for half in HALVES] == [expected] * len(HALVES)
 
 
+@unchecked
 @pytest.mark.parametrize("name", NUMBERS)
 def test_what_is_no_number_is_refused(name):
     for wrong in NO_NUMBERS + (BOOLS if name != "metric" else []):  # a comparison is a metric of 0 and 1
@@ -75,6 +77,7 @@ def test_what_is_no_number_is_refused(name):
             NUMBERS[name](None, wrong)
 
 
+@unchecked
 @pytest.mark.parametrize("name", [n for n in NUMBERS if n not in ("fraction", "top_p", "repetition_penalty")])
 def test_zero_has_no_sign(name):
     if name in ("GenerationConfig", "doses to select from"):
@@ -123,12 +126,14 @@ def _quiet(count):
         return sl.Controls(random=count, shuffled=count)
 
 
+@unchecked
 @pytest.mark.parametrize("name", INTEGERS)
 def test_equal_integers_mean_the_same(tiny_llama_engine, name):
     expected = INTEGERS[name](tiny_llama_engine, 2)
     assert [INTEGERS[name](tiny_llama_engine, two) for two in TWOS] == [expected] * len(TWOS)
 
 
+@unchecked
 @pytest.mark.parametrize("name", INTEGERS)
 def test_what_is_no_integer_is_refused(tiny_llama_engine, name):
     for wrong in NO_INTEGERS:
@@ -139,6 +144,7 @@ def test_what_is_no_integer_is_refused(tiny_llama_engine, name):
 IDS = [[5, 6, 7], [8, 9, 10]]
 
 
+@unchecked
 @pytest.mark.parametrize(
     "prompts",
     [
@@ -158,12 +164,14 @@ def test_prompts_of_every_library(tiny_llama_engine, prompts):
     assert made.prompt_token_ids == ((5, 6, 7), (8, 9, 10))
 
 
+@unchecked
 @pytest.mark.parametrize("ids", [np.array(IDS[0]), torch.tensor(IDS[0]), range(5, 8), (i for i in IDS[0])], ids=str)
 def test_one_bare_prompt_of_ids_with_bare_targets(tiny_llama_engine, ids):
     expected = tiny_llama_engine.score([IDS[0]], [[[8], [9, 10]]]).log_prob
     assert np.array_equal(tiny_llama_engine.score(ids, [np.array([8]), torch.tensor([9, 10])]).log_prob, expected)
 
 
+@unchecked
 @pytest.mark.parametrize(
     "targets", [np.array([[[8]], [[9]]]), torch.tensor([[[8]], [[9]]]), iter([[[8]], [[9]]]), ([[8]], (range(9, 10),))]
 )
@@ -172,6 +180,7 @@ def test_targets_of_every_library(tiny_llama_engine, targets):
     assert np.array_equal(tiny_llama_engine.score(IDS, targets).log_prob, expected)
 
 
+@unchecked
 def test_records_of_arrays_are_the_same_data():
     plain = [
         {"prompt": [5, 6], "target": [7], "label": 1, "group": 3},
@@ -187,6 +196,7 @@ def test_records_of_arrays_are_the_same_data():
             sl.Targets.from_records([{"prompt": "a", "target": "b", "label": wrong}])
 
 
+@unchecked
 def test_pairs_of_arrays_are_the_same_data():
     plain = sl.ContrastPairs.from_lists([[5, 6]], [[7, 8]], groups=[1])
     given = sl.ContrastPairs.from_lists(np.array([[5, 6]]), torch.tensor([[7, 8]]), groups=torch.tensor([1]))
@@ -196,6 +206,7 @@ def test_pairs_of_arrays_are_the_same_data():
         PAIRS.take(np.array([True, False, True, False]))
 
 
+@unchecked
 @pytest.mark.parametrize(
     "values",
     [
@@ -211,6 +222,7 @@ def test_vectors_of_every_library(values):
     assert sl.SteeringVector.from_tensor(values, layer=np.int64(1)) == VECTOR
 
 
+@unchecked
 @pytest.mark.parametrize(
     "values",
     [
@@ -229,11 +241,24 @@ def test_what_is_no_row_is_refused(values):
         sl.SteeringVector.from_tensor(values, layer=1)
 
 
+def test_annotations_take_numbers_of_every_library():
+    """With the type checks of the other tests: what is documented as a number takes NumPy's and torch's."""
+    half, two = np.float32(0.5), torch.tensor(2)
+    vector = sl.SteeringVector.from_tensor(np.ones(4), layer=two).at(np.int64(3)).scaled(half)
+    where = W.generated(after=two, until=np.int64(3)) | W.index(np.int64(1), two) | W.span("a", occurrence=two)
+    options = {"where": where, "schedule": schedule.linear(half, half, over=two), "when": sl.when(vector, above=half)}
+    plan = sl.Plan(sl.add(vector, coef=half, **options), sl.clamp(vector, half, torch.tensor(1.5))).scaled(half)
+    assert plan.hash == sl.Plan.from_json(plan.to_json()).hash
+    assert sl.VectorSet((vector,))[np.int64(3)] == vector
+
+
+@unchecked
 def test_positions_are_taken_one_by_one_or_as_an_array():
     assert W.index(np.array([0, 2])) == W.index([0, 2]) == W.index(0, 2)
     assert W.ids(torch.tensor([7, 9])) == W.ids(7, 9)
 
 
+@unchecked
 def test_an_experiment_measures_equal_numbers_once(tiny_llama_engine):
     exp = sl.Experiment("numbers", model=tiny_llama_engine, root=None, seed=np.int64(3))
     records = [

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from steerlab.core.errors import PlanError, VectorFileError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import Integer, plain
 from steerlab.steering.files import read_bytes, usable_vector
 from steerlab.steering.formats.torch_files import load_tensors
 from steerlab.steering.vectors import SteeringVector, VectorCard
@@ -104,7 +105,7 @@ class LowRankIntervention:
 def import_loreft(
     path: str | Path,
     *,
-    layer: int,
+    layer: Integer,
     site: str = "resid_post",
     model: str | None = None,
     kind: Literal["loreft", "consreft", "lobireft"] | None = None,
@@ -123,7 +124,7 @@ def import_loreft(
         VectorFileError: if the file is missing, damaged, lacks R or b, has other shapes, its rows are not orthonormal,
             or it may be of several kinds and nothing says which.
     """
-    point = HookPoint(layer, site)
+    point = HookPoint(plain(layer), site)
     if kind is not None and kind not in KINDS:
         raise VectorFileError(f"kind is one of {', '.join(KINDS)}, got {kind!r:.60}.")
     tensors, kind = _told_apart(path, _tensors(path), kind)

@@ -21,6 +21,7 @@ from torch import Tensor
 from steerlab.core.errors import HookPointError, VectorFileError
 from steerlab.core.files import write_atomic
 from steerlab.core.hook_points import HookPoint, check_site
+from steerlab.core.numbers import Integer, plain
 from steerlab.steering.files import as_vector_set, checked_size, usable_vector
 from steerlab.steering.rows import row_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
@@ -41,7 +42,7 @@ _LAYER: Final = re.compile(r"-?\d{1,6}", re.ASCII)
 _CALLS: Final = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"}
 
 
-def import_torch(path: str | Path, *, site: str = "resid_post", layer: int | None = None) -> VectorSet:
+def import_torch(path: str | Path, *, site: str = "resid_post", layer: Integer | None = None) -> VectorSet:
     """The vectors of a `.pt` dictionary, or of a file with one bare tensor.
 
     Args:
@@ -59,7 +60,7 @@ def import_torch(path: str | Path, *, site: str = "resid_post", layer: int | Non
     return as_vector_set(path, vectors)
 
 
-def _placed(path: str | Path, found: dict[str | int, Tensor], layer: int | None) -> dict[str | int, Tensor]:
+def _placed(path: str | Path, found: dict[str | int, Tensor], layer: Integer | None) -> dict[str | int, Tensor]:
     """The tensors by hook point or layer."""
     if BARE not in found:
         if layer is not None:
@@ -69,7 +70,7 @@ def _placed(path: str | Path, found: dict[str | int, Tensor], layer: int | None)
         raise VectorFileError(
             f"{path} holds one tensor {list(found[BARE].shape)} and does not say where it belongs; pass layer=."
         )
-    return {HookPoint(layer).layer: found[BARE]}
+    return {HookPoint(plain(layer)).layer: found[BARE]}
 
 
 def export_torch(path: str | Path, vectors: VectorSet | SteeringVector) -> Path:
