@@ -11,13 +11,13 @@ HEAVY = ["torch", "transformers", "transformer_lens", "vllm", "matplotlib", "pan
 PUBLIC = """
 Activations BackendMissingError BatchedSequences Completion ContextLengthError ContrastPairs Controls DataError
 DiagnosticsPack DiagnosticsResults DistributionDiagnostics Divergence Effect Engine EngineError Experiment
-GenerationConfig Generations HookPointError InputError LensEngine LogprobResults ModelNotFoundError NonFiniteError Perplexity
-Plan PlanError PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores SequenceDiagnostics
-SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics UnknownOperatorError VLLMEngine
-VectorFileError VectorMismatchError VectorSet VectorShapeError VectorValueError __version__ ablate add clamp compare
-create_steering_hook current_step divergence explain export_gguf extract generate_steered_response hooked_generate
-import_loreft import_sae load perplexity plot_diagnostics read_distributions register_dataset
-register_operator rotate schedule when where
+GenerationConfig Generations HookPointError InputError LensEngine LogprobResults ModelNotFoundError NonFiniteError
+Perplexity Plan PlanError PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores
+SequenceDiagnostics SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics
+UnknownOperatorError VLLMEngine VectorFileError VectorMismatchError VectorSet VectorShapeError VectorValueError
+__version__ ablate add clamp compare create_steering_hook current_step divergence explain export_gguf extract
+generate_steered_response hooked_generate import_loreft import_sae load perplexity plot_diagnostics read_distributions
+register_dataset register_operator rotate schedule when where
 """.split()
 
 

@@ -112,6 +112,18 @@ def check_number(value: Any, name: str, *, least: float, infinite: bool = False)
     return found
 
 
+def check_flag(value: Any, name: str) -> bool:
+    """The value as a bool; a number or a text in its place is no answer.
+
+    Raises:
+        InputError: for anything but True or False.
+    """
+    found = plain(value)
+    if not isinstance(found, bool):
+        raise InputError(f"{name} is True or False, got {shown(value)}.")
+    return found
+
+
 def shown(value: Any, width: int = 80) -> str:
     """How a value is written in an error: its representation, cut; huge integers by their size.
 

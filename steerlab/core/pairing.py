@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from steerlab.core.errors import TargetError
+from steerlab.core.numbers import check_flag
 from steerlab.core.spelling import Continuation, spelled_bytes
 from steerlab.core.text import Boundary, EncodedPair, EncodedPrompt, TargetLike, common_prefix_length, encode_pair
 
@@ -44,7 +45,7 @@ def encode_pairs(
             `score_eos` without an EOS.
     """
     prefixes = check_variants(variants)
-    eos = _eos(tokenizer) if score_eos else ()
+    eos = _eos(tokenizer) if check_flag(score_eos, "score_eos") else ()
     return [
         (i, j, _pair(tokenizer, prompt, target, prefix, eos, boundary, d_vocab))
         for i, (prompt, row) in enumerate(zip(prompts, targets, strict=True))

@@ -9,7 +9,7 @@ import torch
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
-from steerlab.core.numbers import check_integer, plain, shown
+from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.pairs import ContrastPairs, balanced_flips
 from steerlab.measures.intervals import rank_floor
 from steerlab.steering import where as positions
@@ -53,10 +53,7 @@ class Controls:
                     UserWarning,
                     stacklevel=3,
                 )
-        wanted = plain(self.wrong_layer)
-        if not isinstance(wanted, bool):
-            raise InputError(f"Controls(wrong_layer=…) is True or False, got {shown(self.wrong_layer)}.")
-        object.__setattr__(self, "wrong_layer", wanted)
+        object.__setattr__(self, "wrong_layer", check_flag(self.wrong_layer, "Controls(wrong_layer=…)"))
 
 
 @dataclass(frozen=True)

@@ -226,9 +226,7 @@ class Measurements(Kept):
                 options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": [], "chat": False}
                 made = recorded.generations(self._session, plan, given, run_doses, options)
                 frame = frame.merge(text_statistics(made), on="dose")
-        return self._keep_frame(
-            "cost", frame, [ready.hash, run_doses, neutral, given, str(policy), max_new_tokens, n]
-        )
+        return self._keep_frame("cost", frame, [ready.hash, run_doses, neutral, given, str(policy), max_new_tokens, n])
 
     @explains_arguments
     def entropy(

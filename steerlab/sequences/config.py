@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import check_integer, plain, shown
+from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
 
 T = TypeVar("T")
@@ -228,7 +228,4 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
 
 def _check_flags(config: object, *names: str) -> None:
     for name in names:
-        found = plain(getattr(config, name))
-        if not isinstance(found, bool):
-            raise InputError(f"{name} is True or False, got {shown(found)}.")
-        object.__setattr__(config, name, found)
+        object.__setattr__(config, name, check_flag(getattr(config, name), name))

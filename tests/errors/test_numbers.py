@@ -280,3 +280,28 @@ def test_an_experiment_measures_equal_numbers_once(tiny_llama_engine):
     exp.cost(
         plan, np.array([[5, 6, 7]]), doses=(0, np.float64(1)), prompts=np.array([[5, 6]]), max_new_tokens=np.int64(2)
     )
+
+
+FLAGS = {
+    "chat": lambda e, x: e.generate("Hi", max_new_tokens=1, chat=x).prompt_token_ids,
+    "score_eos": lambda e, x: e.score("Hi", [" a"], score_eos=x).log_prob.tolist(),
+    "wrong_layer": lambda e, x: sl.Controls(random=0, wrong_layer=x),
+    "rb_requires_grad": lambda e, x: sl.GenerationConfig(rb_requires_grad=x),
+    "do_sample": lambda e, x: sl.hooked_generate(e.model, torch.tensor([[5]]), 2, [], do_sample=x, seed=1).tolist(),
+    "use_cache": lambda e, x: sl.hooked_generate(e.model, torch.tensor([[5]]), 2, [], use_cache=x, seed=1).tolist(),
+}
+
+
+@unchecked
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_true_or_false(tiny_llama_engine, name):
+    for flag in (True, False):
+        expected = FLAGS[name](tiny_llama_engine, flag)
+        assert (
+            FLAGS[name](tiny_llama_engine, np.bool_(flag))
+            == FLAGS[name](tiny_llama_engine, torch.tensor(flag))
+            == expected
+        )
+    for wrong in (1, 0.0, "no", "False", None, np.int64(1), [True]):
+        with pytest.raises(sl.InputError, match=f"{name}.* is True or False, got"):
+            FLAGS[name](tiny_llama_engine, wrong)

@@ -6,6 +6,7 @@ from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import ContextLengthError
+from steerlab.core.numbers import check_flag
 from steerlab.core.pairing import encode_pairs
 from steerlab.core.text import (
     Boundary,
@@ -39,8 +40,9 @@ class Encoder:
         Raises:
             PromptError, ContextLengthError: for a prompt that cannot run.
         """
+        as_chat = check_flag(chat, "chat")
         encoded = [
-            encode_prompt(self.tokenizer, prompt, chat=chat, d_vocab=self.info.d_vocab)
+            encode_prompt(self.tokenizer, prompt, chat=as_chat, d_vocab=self.info.d_vocab)
             for prompt in as_prompts(prompts)
         ]
         self.check_lengths([len(prompt.token_ids) for prompt in encoded], "the prompt")

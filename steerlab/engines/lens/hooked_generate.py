@@ -13,7 +13,7 @@ from torch import Tensor
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
 from steerlab.core.not_finite import not_finite
-from steerlab.core.numbers import as_integer, as_list, as_number, check_integer, shown
+from steerlab.core.numbers import as_integer, as_list, as_number, check_flag, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.seeds import check_seed, draw_keys, row_key
 from steerlab.core.spelling import decode
@@ -127,6 +127,7 @@ def hooked_generate(
         HookPointError: for an unknown hook point, or one that never fired.
         PolicyError, ContextLengthError, InputError: for values outside their range.
     """
+    do_sample, use_cache = check_flag(do_sample, "do_sample"), check_flag(use_cache, "use_cache")
     policy = SamplingPolicy(temperature if do_sample else 0.0, top_p, top_k, min_p)
     max_tokens = check_integer(max_tokens, "max_tokens", least=0)
     hooks = _hook_pairs(layer_name, hook_fn)

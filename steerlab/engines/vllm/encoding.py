@@ -6,7 +6,7 @@ from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import ContextLengthError, PromptError, SteerlabError, TargetError
-from steerlab.core.numbers import as_list
+from steerlab.core.numbers import as_list, check_flag
 from steerlab.core.pairing import encode_pairs
 from steerlab.core.text import (
     Boundary,
@@ -43,6 +43,7 @@ class Encoder:
         Raises:
             PromptError: if there are no prompts at all.
         """
+        chat = check_flag(chat, "chat")
         found = None if is_single_prompt(prompts) or isinstance(prompts, set) else as_list(prompts)
         if not found:
             return [self._encoded(prompt, chat, room, 0) for prompt in as_prompts(prompts if found is None else [])]

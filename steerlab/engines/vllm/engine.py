@@ -12,7 +12,7 @@ from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
-from steerlab.core.numbers import check_integer
+from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
@@ -206,7 +206,7 @@ class VLLMEngine:
             seed=check_seed(seed, len(encoded)),
             stop=stop_strings(stop),
             eos_ids=self._eos_ids,
-            log_probs=log_probs,
+            log_probs=check_flag(log_probs, "log_probs"),
             cache_salt=cache_salt,
             measures_q=bool(self.config.score_bytes),
         )
