@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, VectorValueError
 from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import as_number, check_integer, plain, shown
+from steerlab.core.numbers import as_integer, as_number, plain, shown
 from steerlab.core.targets import Targets
 from steerlab.steering.where import WhereLike, as_where
 from steerlab.steering.where import default as default_where
@@ -84,7 +84,10 @@ class LearningSettings:
                 raise InputError(f"bipo takes a finite number > 0 as {name}, got {shown(value)}.")
             object.__setattr__(self, name, number)
         for name in ("steps", "batch_size"):
-            object.__setattr__(self, name, check_integer(getattr(self, name), f"{name} of bipo", least=1))
+            count = as_integer(getattr(self, name))
+            if count is None or count < 1:
+                raise InputError(f"bipo takes an integer ≥ 1 as {name}, got {shown(getattr(self, name))}.")
+            object.__setattr__(self, name, count)
         object.__setattr__(self, "where", as_where(self.where, default_where()))
 
     @classmethod

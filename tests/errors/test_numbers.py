@@ -297,11 +297,8 @@ FLAGS = {
 def test_a_flag_is_true_or_false(tiny_llama_engine, name):
     for flag in (True, False):
         expected = FLAGS[name](tiny_llama_engine, flag)
-        assert (
-            FLAGS[name](tiny_llama_engine, np.bool_(flag))
-            == FLAGS[name](tiny_llama_engine, torch.tensor(flag))
-            == expected
-        )
+        for same in (np.bool_(flag), torch.tensor(flag)):
+            assert FLAGS[name](tiny_llama_engine, same) == expected
     for wrong in (1, 0.0, "no", "False", None, np.int64(1), [True]):
         with pytest.raises(sl.InputError, match=f"{name}.* is True or False, got"):
             FLAGS[name](tiny_llama_engine, wrong)

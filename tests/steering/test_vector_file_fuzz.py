@@ -189,6 +189,7 @@ def outcome(read: Callable[[Path], list[SteeringVector]], path: Path, data: byte
     return "loaded"
 
 
+@pytest.mark.filterwarnings("ignore:.*where a control vector states:UserWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_thousand_corrupted_files(tmp_path, family):
     make, read = FAMILIES[family]

@@ -46,7 +46,8 @@ class Encoder:
         chat = check_flag(chat, "chat")
         found = None if is_single_prompt(prompts) or isinstance(prompts, set) else as_list(prompts)
         if not found:
-            return [self._encoded(prompt, chat, room, 0) for prompt in as_prompts(prompts if found is None else [])]
+            given: Any = prompts if found is None else []
+            return [self._encoded(prompt, chat, room, 0) for prompt in as_prompts(given)]
         return [self._encoded(prompt, chat, room, index) for index, prompt in enumerate(found)]
 
     def _encoded(self, prompt: Any, chat: bool, room: int, index: int) -> EncodedPrompt | SteerlabError:

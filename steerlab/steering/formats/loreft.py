@@ -127,7 +127,7 @@ def import_loreft(
     point = HookPoint(plain(layer), site)
     if kind is not None and kind not in KINDS:
         raise VectorFileError(f"kind is one of {', '.join(KINDS)}, got {kind!r:.60}.")
-    tensors, kind = _told_apart(path, _tensors(path), kind)
+    tensors, found = _told_apart(path, _tensors(path), kind)
     rotation, bias, weight = _parts(path, tensors)
     error = _orthonormality_error(rotation)
     if not error <= TOLERANCE:
@@ -137,9 +137,9 @@ def import_loreft(
         )
     if not torch.isfinite(bias).all() or (weight is not None and not torch.isfinite(weight).all()):
         raise VectorFileError(f"{path} holds NaN or infinite values.")
-    card = VectorCard(method=kind, model=model, extracted_at=point.name, notes=f"rows of R in {Path(path).name}")
+    card = VectorCard(method=found, model=model, extracted_at=point.name, notes=f"rows of R in {Path(path).name}")
     directions = tuple(usable_vector(path, row, point, card) for row in rotation)
-    return LowRankIntervention(directions, tuple(bias.tolist()), weight, kind)
+    return LowRankIntervention(directions, tuple(bias.tolist()), weight, found)
 
 
 def _told_apart(path: str | Path, tensors: dict[str, Tensor], kind: str | None) -> tuple[dict[str, Tensor], str]:

@@ -104,7 +104,7 @@ def load_tensors(path: str | Path) -> dict[str | int, Tensor]:
     try:
         # Mapped, a storage that claims more bytes than its record has ends at the end of the file, not in memory that
         # holds something else.
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a hostile pickle can make it fail in any way
         raise VectorFileError(f"{path} is damaged: torch cannot load it ({type(error).__name__}).") from error
     if isinstance(loaded, Tensor):
