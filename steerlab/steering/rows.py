@@ -8,19 +8,21 @@ from torch import Tensor
 from steerlab.core.numbers import as_list
 
 
-def row_of(values: Any) -> Tensor | None:
-    """A tensor [d_model] from a tensor, an array, a series or a list, also from `[1, d_model]` and `[1, 1, d_model]`.
+def row_of(values: Any, *, squeeze: bool = False) -> Tensor | None:
+    """A tensor [d_model] from a tensor, an array, a series or a list; None for no row of at least two real numbers.
 
-    None for what is no row of at least two real numbers.
+    Args:
+        values: what was given.
+        squeeze: take `[1, d_model]` and `[1, 1, d_model]` too, as some tools keep their vectors.
 
     Examples:
-        >>> row_of([[[3, 4]]])
-        tensor([3., 4.], dtype=torch.float64)
+        >>> row_of([3, 4]), row_of([[3, 4]])
+        (tensor([3., 4.], dtype=torch.float64), None)
     """
     found = values if isinstance(values, Tensor) else _tensor(values)
     if found is None or found.is_complex() or found.dtype == torch.bool:
         return None
-    while found.ndim > 1 and found.shape[0] == 1:
+    while squeeze and found.ndim > 1 and found.shape[0] == 1:
         found = found[0]
     return found if found.ndim == 1 and found.numel() >= 2 else None
 

@@ -136,8 +136,7 @@ class SteeringVector:
         """A vector of your own making.
 
         Args:
-            tensor: shape [d_model], or one such row as [1, d_model] or [1, 1, d_model]; a tensor of any dtype on any
-                device, an array or a list of numbers.
+            tensor: shape [d_model]; a tensor of any dtype on any device, an array or a list of numbers.
             layer: layer index from 0.
             site: `resid_pre`, `resid_mid`, `resid_post`, `attn_out` or `mlp_out`.
             model: the name of the model it belongs to, or an engine's `info`; then its use elsewhere is noticed.

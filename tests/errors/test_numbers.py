@@ -213,7 +213,7 @@ def test_pairs_of_arrays_are_the_same_data():
         np.arange(1.0, 65.0),
         np.arange(1, 65),
         list(range(1, 65)),
-        torch.arange(1.0, 65.0)[None, None],
+        torch.arange(1.0, 65.0, dtype=torch.float64),
         pd.Series(range(1, 65)),
     ],
     ids=lambda v: type(v).__name__,

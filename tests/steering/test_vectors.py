@@ -13,7 +13,7 @@ def vector(*values, layer=1, **kwargs):
     return SteeringVector.from_tensor(torch.tensor(values or (3.0, 4.0)), layer=layer, **kwargs)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (4, 1), (2, 4)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 4), (2, 4)])
 def test_other_shapes_are_refused_with_the_shape_seen(shape):
     with pytest.raises(VectorShapeError) as caught:
         SteeringVector.from_tensor(torch.zeros(shape), layer=0)

@@ -67,7 +67,8 @@ def create_steering_hook(steering_vector: Tensor, alpha: float) -> SteeringHook:
         VectorShapeError: if the vector is not one row; here, or at the first call if its width is not the model's.
         VectorValueError: if the vector or alpha is not finite.
     """
-    row, factor = row_of(steering_vector), as_number(alpha)
+    row = row_of(steering_vector) if hasattr(steering_vector, "shape") else None
+    factor = as_number(alpha)
     if row is None:
         raise VectorShapeError(f"A steering vector has shape [d_model], got {shape_of(steering_vector)}.")
     if factor is None or not bool(row.isfinite().all()):

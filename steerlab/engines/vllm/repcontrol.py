@@ -14,6 +14,7 @@ from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
 from steerlab.steering import where
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
+from steerlab.steering.rows import row_of
 from steerlab.steering.sets import Where
 from steerlab.steering.vectors import SteeringVector
 
@@ -92,7 +93,8 @@ class RepControl:
         place = resolve_layer(layer, self.engine.info.n_layers)
         if isinstance(values, SteeringVector):
             values = values.values
-        return SteeringVector.from_tensor(values, layer=place)
+        row = row_of(values, squeeze=True)
+        return SteeringVector.from_tensor(values if row is None else row, layer=place)
 
 
 def _positions(token_pos: int | str | None) -> Where:

@@ -71,7 +71,7 @@ def export_steering_vectors(vectors: VectorSet) -> dict[str, Any]:
 
 
 def _vector(layer: Any, values: Any, site: str) -> SteeringVector:
-    number, row = as_integer(layer), row_of(values)
+    number, row = as_integer(layer), row_of(values, squeeze=True)
     if number is None or number < 0:
         raise VectorFileError(f"{_SOURCE} has the layer {shown(layer, 60)}; layers are numbers from 0.")
     if row is None or not row.is_floating_point():

@@ -68,7 +68,7 @@ def _placed(path: str | Path, found: dict[str | int, Tensor], layer: Integer | N
         return found
     if layer is None:
         raise VectorFileError(
-            f"{path} holds one tensor {list(found[BARE].shape)} and does not say where it belongs; pass layer=."
+            f"{path} holds one tensor {list(found[BARE].shape)} and does not say where it belongs; pass layer=. {_OWN_TENSOR}"
         )
     return {HookPoint(plain(layer)).layer: found[BARE]}
 
@@ -127,10 +127,11 @@ def _vector(path: str | Path, key: str | int, values: Tensor, site: str) -> Stee
         raise VectorFileError(f"{path} has a key that is no hook point and no layer: {error} {_OWN_TENSOR}") from error
     if not values.is_floating_point():
         raise VectorFileError(f"{path} holds {values.dtype} at {key!r:.60}; vectors are floating-point tensors.")
-    if row_of(values) is None:
+    row = row_of(values, squeeze=True)
+    if row is None:
         raise VectorFileError(f"{path} holds {list(values.shape)} at {key!r:.60}, which is no [d_model]. {_OWN_TENSOR}")
     card = VectorCard(extracted_at=point.name, notes="read from a .pt file")
-    return usable_vector(path, values, point, card)
+    return usable_vector(path, row, point, card)
 
 
 def _contents(path: str | Path) -> tuple[bytes, list[int]]:
