@@ -68,7 +68,8 @@ def _placed(path: str | Path, found: dict[str | int, Tensor], layer: Integer | N
         return found
     if layer is None:
         raise VectorFileError(
-            f"{path} holds one tensor {list(found[BARE].shape)} and does not say where it belongs; pass layer=. {_OWN_TENSOR}"
+            f"{path} holds one tensor {list(found[BARE].shape)} and does not say where it belongs; pass layer=. "
+            f"{_OWN_TENSOR}"
         )
     return {HookPoint(plain(layer)).layer: found[BARE]}
 
