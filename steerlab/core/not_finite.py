@@ -1,9 +1,9 @@
 """What is said when a model's numbers are no longer finite: one sentence on every engine and for every measure."""
 
-from steerlab.core.errors import InputError
+from steerlab.core.errors import NonFiniteError
 
 
-def not_finite(what: str, dtype: object, *, steered: bool = False) -> InputError:
+def not_finite(what: str, dtype: object, *, steered: bool = False) -> NonFiniteError:
     """The error for numbers that are NaN or infinite.
 
     Args:
@@ -22,4 +22,4 @@ def not_finite(what: str, dtype: object, *, steered: bool = False) -> InputError
         )
     else:
         cause = overflow if narrow else "The model's own weights, or a hook of yours, drive its stream out of range."
-    return InputError(f"{what} are not finite (NaN or infinite). {cause}")
+    return NonFiniteError(f"{what} are not finite (NaN or infinite). {cause}")

@@ -12,7 +12,7 @@ from steerlab.core.errors import TargetError
 
 CONTEXT_TAIL = 8  # tokens before others that can change how those are spelled, with room to spare
 _PARTS = 3  # tokens that can hold the beginning of one character
-_HALF = "\N{REPLACEMENT CHARACTER}"
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a character decodes to that ids begin only
 _ANCHORS = ("a", "1", ".", "\n", ")", "x")  # texts to encode another text after
 
 
@@ -36,8 +36,8 @@ class Continuation:
         special = set(getattr(tokenizer, "all_special_ids", ()))
         self._tail = list(islice((i for i in reversed(context_ids) if i not in special), CONTEXT_TAIL))[::-1]
         whole = decode(tokenizer, self._tail)
-        cut = [decode(tokenizer, self._tail[:-k]) for k in range(1, 1 + _PARTS)] if whole.endswith(_HALF) else []
-        self._before = sorted({whole, whole.rstrip(_HALF), *cut}, key=len, reverse=True)
+        cut = [decode(tokenizer, self._tail[:-k]) for k in range(1, 1 + _PARTS)] if whole.endswith(INCOMPLETE) else []
+        self._before = sorted({whole, whole.rstrip(INCOMPLETE), *cut}, key=len, reverse=True)
 
     def text(self, ids: Sequence[int]) -> str:
         """The text that these ids add to the context's."""
@@ -62,7 +62,7 @@ def spelled_bytes(tokenizer: Any, context_ids: Sequence[int], ids: Sequence[int]
     A character that begins in the context and ends in the ids counts whole; one that they leave unfinished does not
     count.
     """
-    return len(Continuation(tokenizer, context_ids).text(ids).replace(_HALF, "").encode("utf-8"))
+    return len(Continuation(tokenizer, context_ids).text(ids).replace(INCOMPLETE, "").encode("utf-8"))
 
 
 def ids_after(tokenizer: Any, context_ids: Sequence[int], text: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from steerlab.core.characters import check_whole
 from steerlab.core.errors import PromptError, TargetError
 from steerlab.core.numbers import as_integer, as_list
-from steerlab.core.spelling import decode, ids_after, plain_ids
+from steerlab.core.spelling import INCOMPLETE, decode, ids_after, plain_ids
 
 Message: TypeAlias = Mapping[str, str]
 PromptLike: TypeAlias = str | Sequence[Message] | Sequence[int]
@@ -324,7 +324,7 @@ def _decoded_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, lis
         return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     ends = [len(decode(token_ids[: n + 1])) for n in range(len(token_ids))]
-    starts = [0, *(len(decode(token_ids[:n]).rstrip("\N{REPLACEMENT CHARACTER}")) for n in range(1, len(token_ids)))]
+    starts = [0, *(len(decode(token_ids[:n]).rstrip(INCOMPLETE)) for n in range(1, len(token_ids)))]
     return decode(token_ids), list(zip(starts, ends, strict=True))
 
 
@@ -350,7 +350,7 @@ def first_token_bytes(tokenizer: Any, text: str, token_id: int) -> int:
         token_id: its first token.
     """
     spelled = decode(tokenizer, [token_id])
-    for start in (spelled.rstrip("\N{REPLACEMENT CHARACTER}"), spelled.lstrip(" ")):
+    for start in (spelled.rstrip(INCOMPLETE), spelled.lstrip(" ")):
         if spelled and text.startswith(start):
             return len(start.encode("utf-8"))
     _, offsets = token_offsets(tokenizer, _text_ids(tokenizer, text), text)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import steerlab as sl
-from steerlab.core.errors import InputError
+from steerlab.core.errors import NonFiniteError
 from tests.tiny_models import build_tiny_family
 
 PROMPTS = [[5, 60, 7, 90], [12, 200], [17, 18, 19, 120, 33, 250, 8]]
@@ -51,13 +51,13 @@ def test_a_row_ends_with_an_error_and_the_others_are_as_without_it(broken_row, p
 
 
 def test_scores_and_captures_name_the_row(broken_row):
-    with pytest.raises(InputError, match=r"logits of prompt 1 \(row 1\) are not finite.*a hook of yours"):
+    with pytest.raises(NonFiniteError, match=r"logits of prompt 1 \(row 1\) are not finite.*a hook of yours"):
         broken_row.score(PROMPTS, [[[6]]] * 3)
-    with pytest.raises(InputError, match=r"activations of prompt 1 at blocks\.2\.hook_resid_post are not finite"):
+    with pytest.raises(NonFiniteError, match=r"activations of prompt 1 at blocks\.2\.hook_resid_post are not finite"):
         broken_row.capture(PROMPTS, layers=[2])
     ids = torch.tensor([[5, 6, 9], [7, 8, 9]])
     mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
-    with pytest.raises(InputError, match=r"The logits of row 1 are not finite"):
+    with pytest.raises(NonFiniteError, match=r"The logits of row 1 are not finite"):
         sl.hooked_generate(broken_row.model, ids, 3, [], attention_mask=mask)
 
 
@@ -152,14 +152,14 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_float16_is_named_where_it_overflows(overflow_path, call):
-    with sl.load(overflow_path, dtype="float16", device="cpu") as engine, pytest.raises(InputError, match=OVERFLOW):
+    with sl.load(overflow_path, dtype="float16", device="cpu") as engine, pytest.raises(NonFiniteError, match=OVERFLOW):
         CALLS[call](engine)
 
 
 def test_a_sequence_processor_names_float16_too(overflow_path):
     tokenizer = AutoTokenizer.from_pretrained(overflow_path)
     model = AutoModelForCausalLM.from_pretrained(overflow_path, dtype=torch.float16).eval()
-    with pytest.raises(InputError, match=OVERFLOW):
+    with pytest.raises(NonFiniteError, match=OVERFLOW):
         sl.SequenceProcessor(model, tokenizer)
 
 

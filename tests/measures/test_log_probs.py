@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures import chosen_log_probs, log_q, nucleus, policy_log_probs, token_log_probs
+from steerlab.measures.log_probs import rows_not_finite
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05])
 
@@ -84,3 +85,13 @@ def test_log_probs_are_never_positive(row, data):
     value = log_q(logits, torch.tensor([token]), policy).item()
     assert value <= 0
     assert (value > -math.inf) == bool(nucleus(logits, policy)[0, token])
+
+
+def test_rows_that_are_not_finite():
+    logits = torch.zeros(7, 5)
+    logits[1, 3], logits[2, 0], logits[3, 4] = math.nan, math.inf, -math.inf
+    logits[4, 1], logits[4, 2] = math.nan, -math.inf
+    logits[5] = 1e38
+    logits[6] = -math.inf  # nothing is left to draw
+    assert rows_not_finite(logits).tolist() == [False, True, True, False, True, False, True]
+    assert rows_not_finite(torch.tensor([[65504.0, -math.inf]], dtype=torch.float16)).tolist() == [False]

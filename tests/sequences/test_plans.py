@@ -178,7 +178,7 @@ def test_a_row_that_is_not_finite_is_named(make_processor, sequences):
     token = sequences.response_ids(1, 0)[0]
     with torch.no_grad():
         weight[token] = torch.nan
-    with pytest.raises(sl.InputError, match=r"The final states of prompt \d, response \d, are not finite"):
+    with pytest.raises(sl.NonFiniteError, match=r"The final states of prompt \d, response \d, are not finite"):
         processor.teacher_force_logprobs(sequences)
-    with pytest.raises(sl.InputError, match="The logits of prompt 1, sample 0, are not finite"):
+    with pytest.raises(sl.NonFiniteError, match="The logits of prompt 1, sample 0, are not finite"):
         processor.generate_batched([[5, 6], [7, token]], 1, seed=0)

@@ -3,11 +3,8 @@
 One token of the model has an embedding of NaN and another one of infinity, so plain prompts overflow too.
 """
 
-import math
-
 import numpy as np
 import pytest
-import torch
 
 import steerlab as sl
 from steerlab.measures.quantities import PolicyEntropy
@@ -106,7 +103,10 @@ def test_a_row_that_overflows_while_it_is_generated_keeps_what_was_drawn_before(
     prompt = PROMPTS[2]
     right = engine.generate([prompt], policy=GREEDY, max_new_tokens=10)[0]
     late = deadly(vector, sl.where.generated(after=3))
-    with pytest.warns(UserWarning, match="1 of 2 completions ended with finish_reason 'error', the first.*Prompt 0"):
+    with pytest.warns(
+        UserWarning,
+        match="1 of 2 completions ended with finish_reason 'error', the first.*prompt 0 are not.*The plan or a hook",
+    ):
         rows = engine.generate([prompt, prompt], plan=[late, None], policy=GREEDY, max_new_tokens=10)
     assert rows[0].finish_reason == "error"
     assert rows[0].token_ids == right.token_ids[:4]
@@ -131,21 +131,21 @@ def test_scores_measures_and_activations_name_the_prompt(engine, plans, token):
     prompts = [PROMPTS[1], [*PROMPTS[4], token, 9], PROMPTS[3]]
     targets = [[[7, 8, 9], [11]], [[7, 8, 9], [12]], [[10, 11]]]
     right = engine.score([prompts[0], prompts[2]], [targets[0], targets[2]]).to_frame().log_prob
-    with pytest.raises(sl.NonFiniteError, match="Prompt 1 has activations or logits that are NaN or infinite"):
+    with pytest.raises(sl.NonFiniteError, match=r"of prompt 1 are not finite.*own weights"):
         engine.score(prompts, targets)
     measures = {"entropy": PolicyEntropy(sl.SamplingPolicy())}
-    with pytest.raises(sl.NonFiniteError, match="Prompt 1 has"):
+    with pytest.raises(sl.NonFiniteError, match="of prompt 1 are not finite"):
         engine.measure(prompts, targets, measures)
-    with pytest.raises(sl.NonFiniteError, match="Prompt 1 has"):
+    with pytest.raises(sl.NonFiniteError, match="of prompt 1 are not finite"):
         engine.capture(prompts, layers=[1])
-    with pytest.raises(sl.NonFiniteError, match="Each of the prompts 0, 1 has"):
+    with pytest.raises(sl.NonFiniteError, match="of prompts 0, 1 are not finite"):
         engine.score([[token, 4], [4, token], [4, 5]], [[[7]], [[7]], [[7]]])
     again = engine.score([prompts[0], prompts[2]], [targets[0], targets[2]]).to_frame().log_prob
     assert again.tolist() == pytest.approx(right.tolist(), abs=1e-5)
 
 
 def test_a_target_that_overflows_harms_its_own_score_only(engine):
-    with pytest.raises(sl.NonFiniteError, match="Prompt 0 has"):
+    with pytest.raises(sl.NonFiniteError, match="of prompt 0 are not finite"):
         engine.score([PROMPTS[0]], [[[7, NAN, 9]]])
     found = engine.score([PROMPTS[0]], [[[7, 8, NAN]]])  # the last token of a target drives nothing
     assert np.isfinite(found[0].log_prob)
@@ -167,14 +167,3 @@ def test_strengths_that_overflow_are_refused(engine, vector):
             engine.generate([PROMPTS[0]], plan=plan, policy=GREEDY, max_new_tokens=4)
     rows = engine.generate([PROMPTS[0]] * 2, plan=[unseen, None], policy=GREEDY, max_new_tokens=4, on_error="return")
     assert [row.finish_reason == "error" for row in rows] == [True, False]
-
-
-def test_the_count_of_failed_rows():
-    from steerlab.engines.vllm.finite import count_failed
-
-    logits = torch.zeros(6, 5)
-    logits[1, 3], logits[2, 0], logits[3, 4] = math.nan, math.inf, -math.inf
-    logits[4, 1], logits[4, 2] = math.nan, -math.inf
-    logits[5] = 1e38
-    assert count_failed(logits).tolist() == [0, 1, 1, 0, 1, 0]
-    assert count_failed(torch.tensor([[65504.0, -math.inf]], dtype=torch.float16)).tolist() == [0]

@@ -147,8 +147,8 @@ class LensEngine:
 
         Raises:
             ContextLengthError: if a prompt and its new tokens exceed the context.
-            InputError: if no row's logits are finite without any plan, as in float16 on a model made for bfloat16. A
-                single row whose logits are not ends with the finish reason `error`, and no other row changes.
+            NonFiniteError: if no row's logits are finite without any plan, as in float16 on a model made for bfloat16.
+                A single row whose logits are not ends with the finish reason `error`, and no other row changes.
             PromptError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
         """
         max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
@@ -452,7 +452,7 @@ def _say_what_failed(task: GenerationTask, jobs: Sequence[GenerationJob], plans:
     """Logs which rows ended because their logits were not finite.
 
     Raises:
-        InputError: if that is every row, and none was steered: then the model cannot run as it is.
+        NonFiniteError: if that is every row, and none was steered: then the model cannot run as it is.
     """
     failed = [job for job in jobs if task.outputs[job.row_index].finish_reason == "error"]
     if not failed:

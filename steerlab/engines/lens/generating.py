@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from steerlab.core.endings import before_stop, find_stop
-from steerlab.core.errors import InputError, PolicyError
+from steerlab.core.errors import InputError, NonFiniteError, PolicyError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, draw_keys, row_key
-from steerlab.core.spelling import Continuation
+from steerlab.core.spelling import INCOMPLETE, Continuation
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.compiled import CompiledRows, why_not_compiled
@@ -30,7 +30,6 @@ from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
 Attach = Callable[[], AbstractContextManager[None]]
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class GenerationTask:
             token_log_qs=output.token_log_qs,
         )
 
-    def failure(self, what: str, *, steered: bool) -> InputError:
+    def failure(self, what: str, *, steered: bool) -> NonFiniteError:
         """The error for a row whose logits are not finite."""
         return not_finite(what, self.bridge.original_model.get_input_embeddings().weight.dtype, steered=steered)
 
@@ -159,7 +158,7 @@ class GenerationTask:
         cut = find_stop(text, self.rules.strings)
         if cut is not None:
             return text[:cut]
-        text = text.rstrip(_INCOMPLETE)
+        text = text.rstrip(INCOMPLETE)
         held = max((_overlap(text, string) for string in self.rules.strings), default=0)
         return text[: len(text) - held]
 

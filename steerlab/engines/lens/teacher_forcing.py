@@ -200,7 +200,7 @@ class TeacherForcing:
         """Nothing, if every row of logits is finite; one belongs to each of the pairs.
 
         Raises:
-            InputError: otherwise; names the prompt and the row.
+            NonFiniteError: otherwise; names the prompt and the row.
         """
         broken = rows_not_finite(logits)
         if bool(broken.any()):

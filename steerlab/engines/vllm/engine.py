@@ -217,7 +217,7 @@ class VLLMEngine:
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
         lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
         self._keep(requests[: len(outcomes)], outcomes, lengths)
-        self.errors |= failed_rows(completions, self.info.dtype)
+        self.errors |= failed_rows(requests[: len(completions)], completions, self.info.dtype)
         by_row = {request.row_index: c for request, c in zip(requests, completions, strict=False)}
         rows = [
             by_row.get(i * n + j) or call.empty(i, j, error=isinstance(made[i], SteerlabError))

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerlab.engines.vllm.finite import count_failed
 from steerlab.engines.vllm.measuring import Measuring
 from steerlab.engines.vllm.specs import RequestSpec
 from steerlab.engines.vllm.steering_state import SteeringState
+from steerlab.measures.log_probs import rows_not_finite
 
 
 def connect(runner: Any, state: SteeringState) -> None:
@@ -46,7 +46,7 @@ def _count_failed(runner: Any) -> None:
     failed: list[Tensor] = []
 
     def sample_and_count(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        failed[:] = [count_failed(logits)]  # before penalties and masks
+        failed[:] = [rows_not_finite(logits).int()]  # before penalties and masks
         return sample(logits, *args, **kwargs)
 
     def bookkeeping_sync(*args: Any, **kwargs: Any) -> Any:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from steerlab.engines.vllm.finite import count_failed
 from steerlab.engines.vllm.measuring import Measuring
 from steerlab.engines.vllm.specs import RequestSpec
 from steerlab.engines.vllm.steering_state import SteeringState
+from steerlab.measures.log_probs import rows_not_finite
 
 
 def connect(runner: Any, state: SteeringState) -> None:
@@ -67,7 +67,7 @@ def _count_failed(sampler: Any) -> None:
     failed: list[Tensor] = []
 
     def get_num_nans(logits: Tensor) -> Tensor:
-        failed[:] = [count_failed(logits)]  # before penalties and masks
+        failed[:] = [rows_not_finite(logits).int()]  # before penalties and masks
         return failed[0]
 
     def sample_from_finite(*args: Any, **kwargs: Any) -> Any:
