@@ -8,7 +8,7 @@ import pandas as pd
 
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.endings import stop_strings
-from steerlab.core.numbers import check_integer
+from steerlab.core.numbers import check_flag, check_integer, check_number
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
@@ -88,7 +88,7 @@ class Measurements(Kept):
             >>> list(vectors)
             [1, 2]
         """
-        read = None if read is None else as_where(read, last_prompt(), argument="read")
+        read, chat = None if read is None else as_where(read, last_prompt(), argument="read"), check_flag(chat, "chat")
         options = {"name": self.name, "seed": self.seed} | options
         if "where" in options:
             options["where"] = as_where(options["where"], default_where())
@@ -155,24 +155,26 @@ class Measurements(Kept):
             >>> effect.by_dose().columns.tolist()[:2]
             ['dose', 'value']
         """
-        drawn = None if pairs is None else pairs.hash
+        run_doses, texts = check_doses(doses), self._neutral(neutral)
+        own = None if neutral is None else texts
+        bound = check_number(max_ppl_ratio, "max_ppl_ratio", least=1, infinite=True)
         with self._look(
             "effect",
             lambda: (
-                [targets, neutral],
-                [plan.hash, check_doses(doses), asdict(controls), metric_identity(metric), drawn, max_ppl_ratio],
+                [targets, own],
+                [plan.hash, run_doses, asdict(controls), metric_identity(metric), pairs and pairs.hash, bound],
             ),
         ):
             effect, ready = measuring.measure_effect(
                 self._session,
                 plan,
                 targets,
-                doses,
+                run_doses,
                 controls=controls,
                 metric=metric,
                 pairs=pairs,
-                max_ppl_ratio=max_ppl_ratio,
-                neutral=self._neutral(neutral),
+                max_ppl_ratio=bound,
+                neutral=texts,
                 tokens_per_call=tokens_per_call,
             )
         key = measuring.effect_key(self._session, effect, ready, controls)
@@ -297,7 +299,8 @@ class Measurements(Kept):
         max_new_tokens, n = check_integer(max_new_tokens, "max_new_tokens", least=0), check_integer(n, "n", least=1)
         self._session.open()
         strings = list(stop_strings(stop))
-        options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": strings, "chat": chat}
+        as_chat = check_flag(chat, "chat")
+        options = {"policy": policy, "max_new_tokens": max_new_tokens, "n": n, "stop": strings, "chat": as_chat}
         stated = options | {"policy": str(policy)}
         with (
             self._look("generate", lambda: ([found], [plan.hash, run_doses, stated])),

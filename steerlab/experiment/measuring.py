@@ -11,7 +11,6 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from steerlab.core.errors import InputError, PlanError
-from steerlab.core.numbers import check_number
 from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
@@ -23,7 +22,6 @@ from steerlab.experiment.inputs import texts_hash
 from steerlab.experiment.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.session import Session
 from steerlab.experiment.sweep import (
-    check_doses,
     check_targets,
     in_calls,
     item_rows,
@@ -151,7 +149,7 @@ def measure_effect(
     session: Session,
     plan: Plan,
     targets: Targets,
-    doses: Sequence[float],
+    doses: list[float],
     *,
     controls: Controls,
     metric: "str | Metric",
@@ -160,12 +158,14 @@ def measure_effect(
     neutral: Sequence[PromptLike],
     tokens_per_call: int | None,
 ) -> tuple[Effect, Plan]:
-    """An effect and the plan as it ran; see `steerlab.experiment.Experiment.effect`."""
-    run_doses, (metric_name, measure) = check_doses(doses), find_metric(metric)
+    """An effect and the plan as it ran; see `steerlab.experiment.Experiment.effect`.
+
+    Args: as there; `doses` and `max_ppl_ratio` are checked.
+    """
+    metric_name, measure = find_metric(metric)
     check_targets(targets)
     if not isinstance(controls, Controls):
         raise InputError(f"controls is e.g. sl.Controls(random=20), got {controls!r:.60}.")
-    max_ppl_ratio = check_number(max_ppl_ratio, "max_ppl_ratio", least=1, infinite=True)
     check_pairs(controls, pairs)
     session.open()
     ready = resolved(session, plan)
@@ -180,13 +180,13 @@ def measure_effect(
         frames = scores(session, work, targets, tokens_per_call=tokens_per_call, description=description)
         return [item_rows(f, arm, dose, targets, measure, hashes) for f, (arm, dose) in zip(frames, work, strict=True)]
 
-    if 0 not in run_doses:
+    if 0 not in doses:
         sys.stderr.write(
             "info: effect: dose 0 is not among the doses, so nothing will show the unsteered model; add 0 to see it\n"
         )
     with Tally(session.cells, "effect"):
-        cost = perplexities(session, ready, neutral, run_doses)
-        found = rows([(Arm("vector", 0, ready), dose) for dose in run_doses], "doses")
+        cost = perplexities(session, ready, neutral, doses)
+        found = rows([(Arm("vector", 0, ready), dose) for dose in doses], "doses")
         allowed = [float(dose) for dose in cost[cost.ppl_ratio <= max_ppl_ratio].dose]
         if len(allowed) >= 2:
             with warnings.catch_warnings():

@@ -23,7 +23,6 @@ from steerlab.experiment.selection import (
     Baseline,
     Selection,
     Try,
-    check_constraints,
     choose,
     measure_try,
 )
@@ -36,13 +35,12 @@ def select(
     tries: Sequence[Try],
     on: Targets,
     *,
-    subject_to: Mapping[str, float] | None,
+    bounds: Mapping[str, float],
     metric: "str | Metric",
     texts: Sequence[PromptLike],
     policy: SamplingPolicy,
 ) -> Selection:
-    """As `steerlab.experiment.selection.select`, of tries that are listed; every try is a cell."""
-    bounds = check_constraints(subject_to, texts)
+    """As `steerlab.experiment.selection.select`, of listed tries and within checked bounds; every try is a cell."""
     _, measure = find_metric(metric)
     engine: Any = CellEngine(session)
     item_values(engine, [None, *(one.plan for one in tries)], on, measure)  # all at once, where the engine gains by it

@@ -21,7 +21,14 @@ from steerlab.experiment.kept import Kept
 from steerlab.experiment.looks import Look, Looks
 from steerlab.experiment.metrics import Metric, metric_identity
 from steerlab.experiment.parity import Parity, parity
-from steerlab.experiment.selection import DEFAULT_POLICY, Selection, VectorsLike, list_tries, plain_addition
+from steerlab.experiment.selection import (
+    DEFAULT_POLICY,
+    Selection,
+    VectorsLike,
+    check_constraints,
+    list_tries,
+    plain_addition,
+)
 from steerlab.experiment.sweep import check_doses
 from steerlab.experiment.transfer import Transfer, transfer
 from steerlab.steering.plan import Plan
@@ -72,9 +79,9 @@ class Studies(Kept):
         """
         self._session.open()
         tries, neutral = list_tries(vectors, doses, layers=layers, make=make), self._neutral(texts)
-        bounds, own = dict(subject_to or {}), None if texts is None else neutral
+        bounds, own = check_constraints(subject_to, neutral), None if texts is None else neutral
         named = [[one.plan.hash, one.name] for one in tries]
-        options = {"subject_to": subject_to, "metric": metric, "policy": policy}
+        options = {"bounds": bounds, "metric": metric, "policy": policy}
         with (
             self._look("select", lambda: ([on, own], [named, metric_identity(metric), bounds, str(policy)])),
             Tally(self._session.cells, "select"),

@@ -270,11 +270,22 @@ def test_an_experiment_measures_equal_numbers_once(tiny_llama_engine):
     first = exp.effect(plan, targets, [0, 1], controls=controls, neutral=[[5, 6, 7]])
     cells = exp._session.cells.measured
     same = sl.Plan(sl.add(VECTOR, coef=Fraction(1, 2)))
-    second = exp.effect(same, targets, torch.tensor([0.0, 1.0]), controls=controls, neutral=np.array([[5, 6, 7]]))
-    assert (second.slope, exp._session.cells.measured) == (first.slope, cells)
-    rows = exp.generate(plan, np.array([[5, 6]]), doses=np.array([0, 1]), max_new_tokens=torch.tensor(2), n=np.int64(1))
+    for doses, bound in ((torch.tensor([0.0, 1.0]), np.float32(1.5)), ((dose for dose in (0, 1)), Fraction(3, 2))):
+        options = {"controls": controls, "neutral": np.array([[5, 6, 7]]), "max_ppl_ratio": bound}
+        second = exp.effect(same, targets, doses, **options)
+        assert (second.slope, exp._session.cells.measured) == (first.slope, cells)
+    numbers = {"doses": np.array([0, 1]), "max_new_tokens": torch.tensor(2), "n": np.int64(1), "chat": np.bool_(False)}
+    rows = exp.generate(plan, np.array([[5, 6]]), **numbers)
     again = exp.generate(same, [[5, 6]], doses=[0.0, 1.0], max_new_tokens=2, n=1)
     assert [list(row) for row in rows.token_ids] == [list(row) for row in again.token_ids]
+    for bound in (np.float32(50), 50):
+        best = exp.select(
+            VECTOR, np.array([0.5]), targets, subject_to={"ppl_ratio": bound}, texts=np.array([[5, 6, 7]])
+        )
+        assert best.subject_to == {"ppl_ratio": 50.0}
+    assert len(exp.results.selections) == 1
+    pairs = sl.ContrastPairs.from_lists([[5, 6], [7, 9]], [[5, 8], [7, 10]])
+    assert exp.extract(pairs, layers=np.array([1]), chat=np.bool_(False)) is exp.extract(pairs, layers=[1])
     found = exp.interaction(plan, sl.Plan(sl.add(VECTOR, coef=2.0)), targets, np.array([0, 1]), range(2))
     assert found.grid().shape == (2, 2)
     exp.cost(

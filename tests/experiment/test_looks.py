@@ -79,6 +79,12 @@ CALLS = {
     "neutral text": lambda exp: exp.effect(
         PLAN, TARGETS, DOSES, controls=sl.Controls(random=0), neutral=HELD_OUT.prompts
     ),
+    "neutral text from a generator": lambda exp: exp.effect(
+        PLAN, TARGETS, DOSES, controls=sl.Controls(random=0), neutral=(prompt for prompt in HELD_OUT.prompts)
+    ),
+    "one neutral text": lambda exp: exp.effect(
+        PLAN, TARGETS, DOSES, controls=sl.Controls(random=0), neutral=HELD_OUT.prompts[0]
+    ),
     "some of them": lambda exp: exp.score(None, HELD_OUT.take([1])),
 }
 
