@@ -67,17 +67,21 @@ def as_number(value: Any, *, infinite: bool = False) -> float | None:
     return number + 0.0 if fits else None
 
 
-def as_list(values: Any) -> list[Any] | None:
+def as_list(values: Any, *, ordered: bool = False) -> list[Any] | None:
     """The elements of a list, tuple, range, array, tensor, series or generator, scalars as Python's own; else None.
 
     Rows of arrays become lists. Text, mappings and single numbers are no lists.
+
+    Args:
+        values: what was given.
+        ordered: take no set either.
 
     Examples:
         >>> import numpy as np
         >>> as_list(np.array([[1, 2], [3, 4]])), as_list(range(2)), as_list("ab")
         ([[1, 2], [3, 4]], [0, 1], None)
     """
-    if isinstance(values, str | bytes | Mapping):
+    if isinstance(values, str | bytes | Mapping) or (ordered and isinstance(values, set | frozenset)):
         return None
     found = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(found, Iterable) or getattr(values, "shape", None) == ():
@@ -100,15 +104,23 @@ def check_integer(
     return found
 
 
-def check_number(value: Any, name: str, *, least: float, infinite: bool = False) -> float:
-    """The value as a float of at least a bound.
+def check_number(
+    value: Any,
+    name: str,
+    *,
+    least: float | None = None,
+    infinite: bool = False,
+    error: type[InputError] = InputError,
+) -> float:
+    """The value as a float, of at least a bound if there is one.
 
     Raises:
-        InputError: otherwise; names the value seen.
+        InputError: otherwise, or the error asked for; names the value seen.
     """
     found = as_number(value, infinite=infinite)
-    if found is None or found < least:
-        raise InputError(f"{name} is a {'' if infinite else 'finite '}number ≥ {least:g}, got {shown(value)}.")
+    if found is None or (least is not None and found < least):
+        bound = "" if least is None else f" ≥ {least:g}"
+        raise error(f"{name} is a {'' if infinite else 'finite '}number{bound}, got {shown(value)}.")
     return found
 
 

@@ -90,7 +90,7 @@ class ContrastPairs:
                 f"Contrast pairs come as two lists of one length; got {len(positives)} positives and {len(negatives)} "
                 "negatives."
             )
-        named = [str(i) for i in range(len(positives))] if groups is None else as_list(groups)
+        named = [str(i) for i in range(len(positives))] if groups is None else as_list(groups, ordered=True)
         if named is None:
             raise DataError(f"groups is a list with a name per pair, got {groups!r:.60}.")
         if len(named) != len(positives):

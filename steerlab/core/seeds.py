@@ -29,7 +29,7 @@ def check_seed(seed: Any, n_prompts: int) -> SeedLike:
     Raises:
         InputError: otherwise.
     """
-    listed = as_list(seed)
+    listed = as_list(seed, ordered=True)
     if listed is not None and len(listed) != n_prompts:
         raise InputError(f"A list of seeds holds one per prompt: got {len(listed)} seeds for {n_prompts} prompts.")
     return check_single_seed(seed) if listed is None else [check_single_seed(value) for value in listed]

@@ -61,7 +61,7 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     given = listed(prompts)
     if is_single_prompt(given):
         return [plain_text(given)]
-    found = None if isinstance(given, set) else as_list(given)
+    found = as_list(given, ordered=True)
     if found is None:
         raise PromptError(f"Prompts are a string, chat messages, token ids, or a list of those; got {prompts!r:.80}.")
     if not found:
@@ -73,7 +73,7 @@ def is_single_prompt(prompts: PromptLike | Sequence[PromptLike]) -> bool:
     """Whether this is one bare prompt (text, one conversation, or one list of ids) rather than a list of prompts."""
     if isinstance(prompts, str):
         return True
-    found = None if isinstance(prompts, set | Iterator) else as_list(prompts)
+    found = None if isinstance(prompts, Iterator) else as_list(prompts, ordered=True)
     return bool(found) and (all(isinstance(item, Mapping) for item in found) or _all_ids(found))
 
 
@@ -101,7 +101,7 @@ def as_targets(targets: Sequence[Any], n_prompts: int, single: bool) -> list[lis
     """
     if isinstance(targets, str):
         raise TargetError(f"targets is one list per prompt, e.g. [[{targets!r}]]; got the string {targets!r}.")
-    found = None if isinstance(targets, set) else as_list(targets)
+    found = as_list(targets, ordered=True)
     if found is None:
         raise TargetError(f"targets is one list per prompt, got {targets!r:.80}.")
     rows = [found] if single and not _is_nested(found) else found
@@ -120,7 +120,7 @@ def _check_row(row: Any, index: int) -> list[TargetLike]:
         raise TargetError(
             f"Prompt {index} has the string {row!r} where a list of targets belongs; write [{row!r}] for one target."
         )
-    found = None if isinstance(row, set) else as_list(row)
+    found = as_list(row, ordered=True)
     if found is None:
         raise TargetError(f"Prompt {index} needs a list of targets, got {row!r:.80}.")
     row = found

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import as_integer, as_list, as_number, shown
+from steerlab.core.numbers import as_integer, as_list, as_number, check_number, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
@@ -316,10 +316,7 @@ def check_constraints(subject_to: Mapping[str, float] | None, texts: Sequence[Pr
     for name, bound in bounds.items():
         if name not in CONSTRAINTS:
             raise InputError(f"Unknown constraint {name!r}; known: {', '.join(CONSTRAINTS)}.")
-        limit = as_number(bound)
-        if limit is None or limit < 0:
-            raise InputError(f"The bound on {name} is a finite number ≥ 0, got {shown(bound)}.")
-        bounds[name] = limit
+        bounds[name] = check_number(bound, f"The bound on {name}", least=0)
         if name != "anti_steerable" and not texts:
             raise InputError(f"{name} is measured on neutral texts; pass texts=.")
     return bounds

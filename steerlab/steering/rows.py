@@ -33,7 +33,7 @@ def shape_of(values: Any) -> str:
 
 
 def _tensor(values: Any) -> Tensor | None:
-    listed = None if isinstance(values, set) else as_list(values)
+    listed = as_list(values, ordered=True)
     inner = listed
     while inner and isinstance(inner[0], list | tuple):
         inner = inner[0]

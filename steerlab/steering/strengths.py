@@ -3,7 +3,7 @@
 from typing import Any
 
 from steerlab.core.errors import PlanError
-from steerlab.core.numbers import as_number, shown
+from steerlab.core.numbers import check_number
 
 
 def check_unit(unit: str) -> None:
@@ -22,7 +22,4 @@ def finite(value: Any, name: str) -> float:
     Raises:
         PlanError: otherwise.
     """
-    found = as_number(value)
-    if found is None:
-        raise PlanError(f"{name} must be a finite number, got {shown(value)}.")
-    return found
+    return check_number(value, name, error=PlanError)

@@ -13,7 +13,7 @@ from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import HookPointError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import Integer, Number, as_integer, as_number, plain, shown
+from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
 from steerlab.core.pairs import ContrastPairs
 from steerlab.steering.rows import row_of, shape_of
 
@@ -61,11 +61,7 @@ class VectorCard:
 
     def __post_init__(self) -> None:
         if self.median_norm is not None:
-            median = as_number(self.median_norm)
-            if median is None or median < 0:
-                raise VectorValueError(
-                    f"A card's median_norm is a finite number ≥ 0 or None, got {shown(self.median_norm)}."
-                )
+            median = check_number(self.median_norm, "A card's median_norm", least=0, error=VectorValueError)
             object.__setattr__(self, "median_norm", median)
         if not isinstance(self.versions, Mapping):
             raise VectorValueError(f"A card's versions map libraries to versions, got {self.versions!r:.80}.")

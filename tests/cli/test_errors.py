@@ -35,7 +35,7 @@ def test_bad_input_gets_one_sentence(steerlab, tmp_path, monkeypatch, arguments,
     [
         ((), "needs a strength: either --dose or --coef"),
         (("--dose", "1", "--coef", "1"), "needs a strength: either --dose or --coef"),
-        (("--dose", "nan"), "dose must be a finite number, got nan"),
+        (("--dose", "nan"), "dose is a finite number, got nan"),
         (("--dose", "1", "--layer", "3"), "There is no vector for layer 3; layers here: [1]."),
     ],
 )

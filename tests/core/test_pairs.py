@@ -67,7 +67,7 @@ def test_an_empty_selection_is_refused(tmp_path):
 
 
 def test_lists_must_match():
-    with pytest.raises(DataError, match="2, 1 and 2"):
+    with pytest.raises(DataError, match="got 2 positives and 1 negatives"):
         ContrastPairs.from_lists(["a", "b"], ["c"])
     with pytest.raises(DataError, match="no contrast pairs"):
         ContrastPairs.from_lists([], [])
@@ -218,6 +218,7 @@ def test_a_frame_that_was_filtered_is_read_by_position():
         lambda: ContrastPairs.from_lists(["a"], [1.5]),
         lambda: ContrastPairs.from_lists(["a"], ["b"], 3),
         lambda: ContrastPairs.from_lists(["a"], ["b"], "x"),
+        lambda: ContrastPairs.from_lists(["a", "c"], ["b", "d"], {"x", "y"}),
         lambda: ContrastPairs.from_frame("pairs.csv"),
         lambda: ContrastPairs.from_jsonl(3),
         lambda: ContrastPairs.from_csv(None),

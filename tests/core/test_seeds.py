@@ -39,3 +39,8 @@ def test_bad_seeds_are_refused(seed):
 def test_one_seed_per_prompt():
     with pytest.raises(InputError, match="3 seeds for 2 prompts"):
         check_seed([1, 2, 3], 2)
+
+
+def test_seeds_of_prompts_are_in_order():
+    with pytest.raises(InputError, match="A seed is an integer"):
+        check_seed({1, 2}, 2)

@@ -113,7 +113,7 @@ CASES = {
         "1 plans for 2 prompts",
     ),
     "two strengths": (lambda e, tmp: sl.add(ones(), coef=1.0, dose=1.0), sl.PlanError, "exactly one strength"),
-    "a dose that is no number": (lambda e, tmp: sl.add(ones(), dose=math.nan), sl.PlanError, "dose must be a finite"),
+    "a dose that is no number": (lambda e, tmp: sl.add(ones(), dose=math.nan), sl.PlanError, "dose is a finite"),
     "a scale that is no number": (lambda e, tmp: plan(ones()).scaled(math.inf), sl.PlanError, "finite number"),
     "a negative temperature": (
         lambda e, tmp: sl.SamplingPolicy(temperature=-1),

@@ -44,7 +44,7 @@ class Encoder:
             PromptError: if there are no prompts at all.
         """
         chat = check_flag(chat, "chat")
-        found = None if is_single_prompt(prompts) or isinstance(prompts, set) else as_list(prompts)
+        found = None if is_single_prompt(prompts) else as_list(prompts, ordered=True)
         if not found:
             given: Any = prompts if found is None else []
             return [self._encoded(prompt, chat, room, 0) for prompt in as_prompts(given)]

@@ -6,7 +6,6 @@ from typing import Any
 
 from steerlab.core.endings import before_stop
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
-from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, row_key
@@ -49,8 +48,6 @@ class GenerationCall:
     measures_q: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 0), ("n", 1)):
-            object.__setattr__(self, name, check_integer(getattr(self, name), name, least=least))
         if self.stop and self.tokenizer is None:
             raise InputError(
                 "Stop strings need a tokenizer, and this engine was started with skip_tokenizer_init=True."

@@ -64,7 +64,7 @@ class SequenceProb:
 
 
 def _per_prompt(target_sequences: Sequence[Any], n_prompts: int) -> list[list[TargetLike]]:
-    listed = None if isinstance(target_sequences, set) else as_list(target_sequences)
+    listed = as_list(target_sequences, ordered=True)
     if listed is None:
         raise TargetError(
             f"target_sequences is a list of strings or one list per prompt, got {target_sequences!r:.80}."
