@@ -55,6 +55,17 @@ class SamplingPolicy:
             raise PolicyError(f"{name} must be {wanted}, got {shown(value)}.")
         object.__setattr__(self, name, found)
 
+    @classmethod
+    def check(cls, given: Any) -> "SamplingPolicy":
+        """What was given, if it is a policy.
+
+        Raises:
+            PolicyError: otherwise.
+        """
+        if not isinstance(given, cls):
+            raise PolicyError(f"policy takes a SamplingPolicy, got {shown(given)}.")
+        return given
+
     @property
     def is_greedy(self) -> bool:
         """Whether the policy is a point mass on the highest logit."""

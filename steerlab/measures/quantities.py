@@ -112,6 +112,17 @@ _UNDER_POLICY: dict[str, type[PolicyEntropy] | type[PolicyLogQ]] = {
 }
 
 
+def check_named(measures: Any) -> None:
+    """Nothing, if these are functions, such as quantities, by name.
+
+    Raises:
+        InputError: otherwise, or if there are none.
+    """
+    named = isinstance(measures, Mapping) and len(measures) > 0 and all(map(callable, measures.values()))
+    if not named:
+        raise InputError(f"measures is a dictionary of names and functions, with at least one, got {measures!r:.80}.")
+
+
 def from_json(data: Any) -> Quantity:
     """The quantity whose `to_json` wrote this.
 

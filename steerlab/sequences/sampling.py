@@ -215,8 +215,8 @@ def encode_prompts(
         length = len(prompt.token_ids) + max_new_tokens
         if limit is not None and length > limit:
             raise ContextLengthError(
-                f"Prompt {index}: prompt and new tokens take {length} tokens, {length - limit} more than the context "
-                f"of {limit}. Shorten it, or lower max_new_tokens; nothing is cut silently."
+                f"Prompt {index}: prompt and new tokens came to {length} tokens, {length - limit} more than the "
+                f"context of {limit}. Shorten it, or lower max_new_tokens; nothing is cut silently."
             )
     return encoded
 

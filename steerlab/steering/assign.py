@@ -42,13 +42,13 @@ def assign_plans(
             raise PlanError(
                 f"plan takes a Plan, None, or a list of them, got {type(one).__name__}; wrap edits in Plan()."
             )
-        if _key(one) not in ready:
+        if plan_key(one) not in ready:
             checked = Plan() if one is None else one.ready(info, median_norm)
-            ready[_key(one)] = AssignedPlan(checked, None if one is None else one.hash)
-    return [ready[_key(one)] for one in given]
+            ready[plan_key(one)] = AssignedPlan(checked, None if one is None else one.hash)
+    return [ready[plan_key(one)] for one in given]
 
 
-def _key(plan: Plan | None) -> Any:
+def plan_key(plan: Plan | None) -> Any:
     """What plans share that run as one and whose receipts read alike."""
     return None if plan is None else (plan.hash, plan.vector_names)
 

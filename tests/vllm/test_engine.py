@@ -223,6 +223,30 @@ def test_a_bad_request_fails_alone(engine, vector, plans):
     assert [r.row_index for r in engine.receipts] == list(range(len(PROMPTS)))
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_both_engines_refuse_the_same_in_the_same_words(engine, lens, vector):
+    """What is no plan was taken for no plan at all once the engine had run without one, and left the model as it is."""
+    engine.generate("Hi", max_new_tokens=1)
+    calls = {
+        "an edit": lambda e: e.generate("Hi", plan=sl.add(vector(1), coef=1.0), max_new_tokens=1),
+        "text": lambda e: e.score("Hi", [" a"], plan="plan"),
+        "one of two": lambda e: e.generate(["Hi", "Hi"], plan=[None, "plan"], max_new_tokens=1),
+        "a policy by name": lambda e: e.generate("Hi", policy="greedy", max_new_tokens=1),
+        "no policy": lambda e: e.generate("Hi", policy=None, max_new_tokens=1),
+        "no measure": lambda e: e.measure("Hi", [" a"], {}),
+        "a list of measures": lambda e: e.measure("Hi", [" a"], [max]),
+        "no function": lambda e: e.measure("Hi", [" a"], {"a": 5}),
+    }
+    for name, call in calls.items():
+        with pytest.raises(sl.SteerlabError) as theirs:
+            call(lens)
+        with pytest.raises(type(theirs.value)) as ours:
+            call(engine)
+        assert str(ours.value) == str(theirs.value), name
+    (row,) = engine.generate(["Hi"], plan=[None], policy=GREEDY, max_new_tokens=2)
+    assert row.token_ids == lens.generate(["Hi"], policy=GREEDY, max_new_tokens=2)[0].token_ids
+
+
 def test_policies_that_vllm_does_not_sample_from_are_refused(engine):
     with pytest.raises(sl.PolicyError, match="min_p before"):
         engine.generate(PROMPTS[0], policy=sl.SamplingPolicy(min_p=0.1, top_k=5))

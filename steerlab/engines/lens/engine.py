@@ -34,6 +34,7 @@ from steerlab.engines.lens.info import describe_model
 from steerlab.engines.lens.rows import left_padded
 from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
+from steerlab.measures.quantities import check_named
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, group_by_plan
 from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
@@ -292,8 +293,9 @@ class LensEngine:
             All arrays of a call are held at once: 0.2 MB a token for a vocabulary of 49,152.
 
         Raises:
-            InputError: for a measure that returns another shape.
+            InputError: for a measure that returns another shape, or what is no dictionary of functions.
         """
+        check_named(measures)
         pairs, contents = self._encoder.pairs(prompts, targets, boundary=boundary, chat=chat)
         return self._force(pairs, contents, plan, measures)
 

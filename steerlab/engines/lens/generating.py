@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steerlab.core.endings import before_stop, find_stop
-from steerlab.core.errors import InputError, NonFiniteError, PolicyError
+from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
@@ -91,8 +91,7 @@ class GenerationTask:
     engine_used: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, SamplingPolicy):
-            raise PolicyError(f"policy takes a SamplingPolicy, got {self.policy!r:.80}.")
+        SamplingPolicy.check(self.policy)
 
     def run(
         self,

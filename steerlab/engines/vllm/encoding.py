@@ -58,7 +58,7 @@ class Encoder:
             if self.tokenizer is None and (isinstance(checked, str) or not all(isinstance(i, int) for i in checked)):
                 raise PromptError("This engine has no tokenizer (skip_tokenizer_init=True); pass token ids.")
             encoded = encode_prompt(self.tokenizer, checked, chat=chat, d_vocab=self.info.d_vocab)
-            self.check_length(len(encoded.token_ids) + room, f"Prompt {index} and {room} new tokens")
+            self._check_room(len(encoded.token_ids), room, index)
         except SteerlabError as error:
             return error
         return encoded
@@ -67,8 +67,11 @@ class Encoder:
         """The short way for what large batches are made of; the same checks as for any other prompt."""
         if min(ids) < 0 or max(ids) >= self.info.d_vocab:
             return encode_prompt(self.tokenizer, ids, d_vocab=self.info.d_vocab)  # raises, and says why
-        self.check_length(len(ids) + room, f"Prompt {index} and {room} new tokens")
+        self._check_room(len(ids), room, index)
         return EncodedPrompt(tuple(ids), None)
+
+    def _check_room(self, length: int, room: int, index: int) -> None:
+        self.check_length(length + room, f"Prompt {index}" + (f" and {room} new tokens" if room else ""))
 
     def pairs(
         self,
@@ -112,7 +115,7 @@ class Encoder:
         limit = self.info.context_length
         if length > limit:
             raise ContextLengthError(
-                f"{what} take {length} tokens, {length - limit} more than the context of {limit}. Shorten it, or "
+                f"{what} came to {length} tokens, {length - limit} more than the context of {limit}. Shorten it, or "
                 "start the engine with a larger max_model_len; nothing is cut silently."
             )
 

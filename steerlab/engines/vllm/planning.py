@@ -11,7 +11,7 @@ from steerlab.engines.vllm.compiled_plan import CompiledPlan, compile_plan
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.specs import Runs
 from steerlab.engines.vllm.targeting import Row, resolve
-from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans
+from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, plan_key
 from steerlab.steering.plan import Plan
 
 Ready = tuple[AssignedPlan, CompiledPlan | None]
@@ -51,7 +51,7 @@ class Planner:
         return [self._ready(one) for one in given]
 
     def _ready(self, plan: Any) -> "Ready | SteerlabError":
-        key = (plan.hash, plan.vector_names) if isinstance(plan, Plan) else None
+        key = plan_key(plan) if isinstance(plan, Plan | None) else object()  # no plan is like what is none
         if key in self._failed:
             return self._failed[key]
         if key not in self.kept:

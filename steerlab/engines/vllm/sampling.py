@@ -12,11 +12,12 @@ LOWEST_TEMPERATURE = 0.01
 
 
 def check_policy(policy: SamplingPolicy) -> SamplingPolicy:
-    """The policy itself, if vLLM samples from exactly it.
+    """The policy itself, if it is one and vLLM samples from exactly it.
 
     Raises:
-        PolicyError: where vLLM would sample from something else without saying so.
+        PolicyError: otherwise; vLLM would sample from something else without saying so.
     """
+    SamplingPolicy.check(policy)
     if policy.min_p > 0 and (policy.top_k > 0 or policy.top_p < 1) and not policy.is_greedy:
         raise PolicyError(
             f"vLLM applies min_p before top_k and top_p, this policy states the reverse order: min_p={policy.min_p}, "

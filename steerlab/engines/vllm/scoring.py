@@ -21,7 +21,7 @@ from steerlab.engines.vllm.planning import Planner, Ready
 from steerlab.engines.vllm.requests import Outcome, Request
 from steerlab.engines.vllm.specs import Runs, ScoreSpec, SharedPrefix, clip
 from steerlab.engines.vllm.targeting import Row
-from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb
+from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb, check_named
 from steerlab.steering.content import PromptContent
 
 Pair = tuple[int, int, EncodedPrompt, EncodedPair]
@@ -38,8 +38,7 @@ def check_measures(measures: Measures) -> dict[str, Quantity]:
     Raises:
         InputError: if there are none, or one is a function that cannot travel; names it.
     """
-    if not isinstance(measures, Mapping) or not measures:
-        raise InputError(f"measures is a dictionary of names and quantities, with at least one, got {measures!r:.80}.")
+    check_named(measures)
     for name, measure in measures.items():
         if not isinstance(measure, POSSIBLE):
             raise InputError(
