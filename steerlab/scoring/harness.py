@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from steerlab.core.characters import check_whole
 from steerlab.core.engine import Engine
 from steerlab.core.errors import BackendMissingError, InputError, PromptError
+from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
 from steerlab.core.text import continued_chat
@@ -105,8 +106,8 @@ class HarnessModel(TemplateLM):
         if add_bos_token is not None and not isinstance(add_bos_token, bool):
             raise InputError(f"add_bos_token is True, False or None, got {add_bos_token!r}.")
         longest = engine.info.context_length - 1
-        if max_length is not None and not 1 <= max_length <= longest:
-            raise InputError(f"max_length must be between 1 and {longest} on this engine, got {max_length}.")
+        if max_length is not None:
+            max_length = check_integer(max_length, "max_length on this engine", least=1, most=longest)
         self.engine = engine
         self.plan = plan
         self.tokenizer = engine.tokenizer

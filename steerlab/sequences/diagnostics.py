@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steerlab.core.errors import InputError
+from steerlab.core.numbers import as_integer, as_list
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures.steps import PolicySteps, policy_steps
 from steerlab.sequences.config import check_count
@@ -235,7 +235,8 @@ class DistributionDiagnostics:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.policy = SamplingPolicy(temperature=temperature, top_p=top_p)
-        self.eos_ids = [int(eos_token_id)] if isinstance(eos_token_id, int | Integral) else list(eos_token_id or ())
+        one = as_integer(eos_token_id)
+        self.eos_ids = (as_list(eos_token_id) or []) if one is None else [one]
         self.early_steps, self.dtype = early_steps, dtype
 
     def compute_from_logits(

@@ -79,8 +79,10 @@ class LearningSettings:
             )
         for name in ("max_dose", "max_norm", "learning_rate", "beta"):
             value = getattr(self, name)
+            if value is None and name in ("max_dose", "max_norm"):
+                continue
             number = as_number(value)
-            if value is not None and (number is None or number <= 0):
+            if number is None or number <= 0:
                 raise InputError(f"bipo takes a finite number > 0 as {name}, got {shown(value)}.")
             object.__setattr__(self, name, number)
         for name in ("steps", "batch_size"):

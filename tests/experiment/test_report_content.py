@@ -131,7 +131,7 @@ def test_several_effects_are_numbered_and_share_their_limits() -> None:
     effects = [make_effect([1.0, 2.0]), make_effect([2.0, 1.0])]
     made = document(Material("x", 0, effects=effects))
     assert [section.title for section in made.sections[:2]] == ["Effect 1", "Effect 2"]
-    assert "2 effects: no effect, no effect" in made.lead
+    assert "2 effects: not tested, not tested" in made.lead
     assert any("ranks are not adjusted" in limit for limit in limits(Material("x", 0, effects=effects)))
     told = [effect.among(Comparisons(2, 0.1)) for effect in effects]
     assert any("adjusted ranks allow" in limit for limit in limits(Material("x", 0, effects=told)))
@@ -224,7 +224,7 @@ def test_one_look_is_a_confirmation_and_two_are_a_warning() -> None:
     assert warning.word == "2 looks at the same held-out items"
     assert [block.title for block in twice.sections[0].blocks[1:]] == ["Confirmation 1", "Confirmation 2"]
     text = " ".join(limits(Material("x", 0, confirmations=[confirmation(1), confirmation(2)])))
-    assert "2 confirmations, and some looked at held-out items for the second time" in text
+    assert "1 of 2 confirmations looked at held-out items for the second time" in text
 
 
 def test_a_failed_selfcheck_is_named_and_is_the_first_limit() -> None:

@@ -264,7 +264,7 @@ def test_max_length(tiny_llama_engine):
 
     assert HarnessModel(tiny_llama_engine).max_length == 255
     assert HarnessModel(tiny_llama_engine, max_length=100).max_length == 100
-    with pytest.raises(sl.InputError, match="between 1 and 255"):
+    with pytest.raises(sl.InputError, match="from 1 to 255, got 256"):
         HarnessModel(tiny_llama_engine, max_length=256)
 
 

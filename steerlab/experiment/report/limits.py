@@ -80,10 +80,11 @@ def _comparison_limits(material: Material) -> list[str]:
             else "only a first look at held-out items is evidence"
         )
         found.append(f"{count(tries)} combinations were tried on development items; {evidence}.")
-    if any(confirmation.look > 1 for confirmation in material.confirmations):
+    total, later = len(material.confirmations), sum(one.look > 1 for one in material.confirmations)
+    if later:
+        who = "The confirmation" if total == 1 else f"{later} of {total} confirmations"
         found.append(
-            f"There were {len(material.confirmations)} confirmations, and some looked at held-out items for the second "
-            "time or later, whatever call looked first. Choices made after a first look were made with knowledge of "
-            "these items."
+            f"{who} looked at held-out items for the second time or later, whatever call looked first. Choices made "
+            "after a first look were made with knowledge of these items."
         )
     return found
