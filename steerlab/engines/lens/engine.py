@@ -328,8 +328,9 @@ class LensEngine:
         token_ids = encoded[0].token_ids
         run = PlanRun(assigned.plan, 1, self._encoder.contents(encoded))
         backend = exact_backend(self.model, plan_hooks(run))
+        rows = fresh_rows(backend.model, run, [len(token_ids)], "step")
         with backend.attached(plan_hooks(run)):
-            logits = fresh_rows(backend.model, run, [len(token_ids)], "step").extend(*left_padded([token_ids]))
+            logits = rows.extend(*left_padded([token_ids]))
         self.receipts = run.receipts(
             token_ids=[token_ids],
             prompt_lens=[len(token_ids)],

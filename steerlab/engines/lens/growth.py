@@ -44,6 +44,9 @@ def fresh_rows(
 ) -> AnyRows:
     """Rows that have not begun: with a cache where that is right on this model.
 
+    The first rows of a model bring the trial of its shortcuts with them. Make rows before hooks are attached: the
+    trial's passes would be read and edited as the call's own.
+
     Args:
         model: the causal language model to call, of a backend.
         run: the plan at work on these rows.
