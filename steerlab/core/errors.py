@@ -16,9 +16,9 @@
     │   ├── PromptError                  an empty or malformed prompt
     │   ├── TargetError                  an empty target, or one without tokens
     │   ├── ContextLengthError           more tokens than the model's context
+    │   ├── NonFiniteError               activations or logits left the range of the model's numbers
     │   └── DataError                    a bad row in a data or configuration file
     ├── ReceiptError (RuntimeError)      a plan edited other positions than it implies
-    ├── NonFiniteError (RuntimeError)    activations or logits left the range of the model's numbers
     ├── EngineError (RuntimeError)       an engine or one of its processes has died
     ├── RewardError (RuntimeError)       a reward function failed; names the row
     ├── RunError (RuntimeError)          a run directory that cannot be used
@@ -84,16 +84,16 @@ class ContextLengthError(InputError):
     """A sequence is longer than the model's context."""
 
 
+class NonFiniteError(InputError):
+    """Activations or logits of a row are NaN or infinite: they left the range of the model's numbers."""
+
+
 class DataError(InputError):
     """A data or configuration file holds a row or key that cannot be used."""
 
 
 class ReceiptError(SteerlabError, RuntimeError):
     """A plan edited other positions than it implies."""
-
-
-class NonFiniteError(SteerlabError, RuntimeError):
-    """Activations or logits of a row are NaN or infinite: they left the range of the model's numbers."""
 
 
 class EngineError(SteerlabError, RuntimeError):

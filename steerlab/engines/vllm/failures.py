@@ -1,40 +1,11 @@
-"""Rows whose activations or logits are not finite: what a call says of them."""
+"""Values of a call that are not finite, and are not handed to anybody."""
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 
-from steerlab.core.errors import NonFiniteError
-from steerlab.core.results import Completion
+from steerlab.core.not_finite import listed, not_finite
 from steerlab.engines.vllm.requests import Outcome, Request
-
-
-def not_finite(what: str, dtype: str) -> NonFiniteError:
-    """The error of one row.
-
-    Args:
-        what: names the row, as the beginning of a sentence.
-        dtype: the model's.
-    """
-    hint = "bfloat16 or float32, which reach further than float16" if dtype == "float16" else "a smaller strength"
-    return NonFiniteError(
-        f"{what} has activations or logits that are NaN or infinite: they left the range of {dtype}. Try {hint}."
-    )
-
-
-def failed_rows(completions: Sequence[Completion], dtype: str) -> dict[int, NonFiniteError]:
-    """The error of every prompt with a completion that ended so; warns that there are some."""
-    failed = [row for row in completions if row.finish_reason == "error"]
-    errors = {row.prompt_index: not_finite(f"Prompt {row.prompt_index}", dtype) for row in failed}
-    if failed:
-        warnings.warn(
-            f"{len(failed)} of {len(completions)} completions ended with finish_reason 'error', the first with: "
-            f"{next(iter(errors.values()))} `errors` has each.",
-            UserWarning,
-            stacklevel=3,
-        )
-    return errors
 
 
 def require_finite(requests: Sequence[Request], outcomes: Sequence[Outcome], dtype: str) -> None:
@@ -43,10 +14,11 @@ def require_finite(requests: Sequence[Request], outcomes: Sequence[Outcome], dty
     Raises:
         NonFiniteError: otherwise; names the prompts.
     """
-    failed = sorted({r.prompt_index for r, o in zip(requests, outcomes, strict=True) if o.has_failed or _has_nan(o)})
+    failed = [r for r, o in zip(requests, outcomes, strict=True) if o.has_failed or _has_nan(o)]
     if failed:
-        shown = ", ".join(map(str, failed[:8])) + (f" and {len(failed) - 8} more" if len(failed) > 8 else "")
-        raise not_finite(f"{'Prompt' if len(failed) == 1 else 'Each of the prompts'} {shown}", dtype)
+        indices = sorted({request.prompt_index for request in failed})
+        what = f"The activations or logits of prompt{'s' if len(indices) > 1 else ''} {listed(indices)}"
+        raise not_finite(what, dtype, steered=any(request.compiled is not None for request in failed))
 
 
 def _has_nan(outcome: Outcome) -> bool:

@@ -10,9 +10,9 @@ from copy import copy
 from typing import Any
 
 from steerlab.core.errors import InputError, PromptError, SteerlabError
+from steerlab.core.not_finite import not_finite
 from steerlab.engines.vllm.accounts import inherited_of, receipt_of
 from steerlab.engines.vllm.config import KEY
-from steerlab.engines.vllm.failures import not_finite
 from steerlab.engines.vllm.requests import Request
 from steerlab.engines.vllm.serving.plans import PlanMaker, ReadyPlan
 from steerlab.engines.vllm.serving.sample_counts import SampleCounts
@@ -91,7 +91,7 @@ class Gateway:
                     await self._settle(claim, failed=failed)
                 if failed:
                     assert self.maker is not None
-                    ticket.problem = not_finite(f"Prompt {index}", self.maker.info.dtype)
+                    ticket.problem = not_finite(f"The logits of prompt {index}", self.maker.info.dtype, steered=True)
                     raise ticket.problem
                 yield output
         finally:
