@@ -5,8 +5,8 @@
 
 One token of the model has an embedding of NaN, another one of infinity. Prompts under several plans run in an engine
 that has seen nothing yet; then batches of them, one request in ten with such a token in it or under a plan that
-overflows. Those must end with an error, and all others answer as before. There are so few cache blocks that each is soon
-used again.
+overflows. Those must end with an error, and all others answer as before. There are so few cache blocks that each is
+soon used again.
 """
 
 import argparse
