@@ -170,8 +170,8 @@ def test_text_in_a_report_is_escaped(experiment: sl.Experiment, tmp_path: Path) 
     assert "<script>" not in page
 
 
-def test_a_report_needs_an_effect(tiny_llama_engine: sl.LensEngine) -> None:
-    with pytest.raises(RunError, match="measure an effect first"):
+def test_a_report_needs_a_measurement(tiny_llama_engine: sl.LensEngine) -> None:
+    with pytest.raises(RunError, match="measure something first"):
         sl.Experiment("empty", tiny_llama_engine, root=None).report()
 
 
