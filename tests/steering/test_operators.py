@@ -153,7 +153,7 @@ def test_edits_take_vectors_and_positions():
     with pytest.raises(PlanError, match=r"from_tensor"):
         sl.add(torch.ones(2), coef=1.0)
     with pytest.raises(PlanError, match=r"sl\.where"):
-        sl.ablate(V, where="all")
+        sl.ablate(V, where="everywhere")
 
 
 def test_the_default_reaches_the_first_generated_token():

@@ -75,7 +75,7 @@ def test_transformations_return_new_vectors():
     assert moved.hook_point == HookPoint(5, "resid_pre")
     assert moved.card.extracted_at == "blocks.1.hook_resid_post"
     other = v.with_values(torch.tensor([0.0, 1.0]), method="random")
-    assert (other.card.method, other.card.name) == ("random", "joy")
+    assert (other.card.method, other.card.name) == ("random", "joy: random")
     assert v.cosine(other) == pytest.approx(0.8)
     with pytest.raises(AttributeError):
         v.values = torch.zeros(2)
