@@ -15,7 +15,7 @@ from typing import Any
 
 from steerlab.core.hashing import content_hash
 from steerlab.core.targets import Targets
-from steerlab.core.text import PromptLike
+from steerlab.core.text import PromptLike, plain_text
 from steerlab.experiment.cells import Cells
 from steerlab.experiment.inputs import Inputs
 from steerlab.experiment.run_folder import RunFolder, read_json
@@ -141,7 +141,7 @@ def content_hashes(items: Targets | Iterable[PromptLike] | None) -> frozenset[st
 
 def prompt_hash(prompt: PromptLike) -> str:
     """Content hash of a prompt, text apart from space around it."""
-    return content_hash(prompt.strip() if isinstance(prompt, str) else prompt)
+    return content_hash(prompt.strip() if isinstance(prompt, str) else plain_text(prompt))
 
 
 def prompt_hashes(targets: Targets) -> frozenset[str]:

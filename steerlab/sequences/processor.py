@@ -14,6 +14,7 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
+from steerlab.engines.lens.hooking import alone
 from steerlab.sequences.anatomy import Anatomy, find_parts
 from steerlab.sequences.assembly import Assembly
 from steerlab.sequences.config import GenerationConfig, ProcessorConfig, as_dtype, check_count
@@ -187,7 +188,7 @@ class SequenceProcessor:
             check_same_weights(self.parts, self.tokenizer, engine, self._log_probs_of_probe)
         started = time.perf_counter()
         sampler = Sampler(self.parts, self._desk, self.tokenizer, generation)
-        with precise(self.config.precision):
+        with alone(self.parts.causal), precise(self.config.precision):
             sequences, self.receipts = sampler.run(prompts, drawing, engine)
         tokens, took = sum(map(sum, sequences.gen_lens)), time.perf_counter() - started
         self.logger.info("generated %d tokens for %d prompts in %.2f s", tokens, sequences.n_prompts, took)
@@ -372,7 +373,8 @@ class SequenceProcessor:
             chunk_rows=self.head_chunk_rows,
         )
         started = time.perf_counter()
-        assembly, receipts = self.scorer.run(sequences, request)
+        with alone(self.parts.causal):
+            assembly, receipts = self.scorer.run(sequences, request)
         self._keep(receipts)
         tokens, took = sum(map(sum, sequences.gen_lens)), time.perf_counter() - started
         self.logger.info("scored %d tokens of %d responses in %.2f s", tokens, len(receipts), took)

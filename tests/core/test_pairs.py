@@ -67,7 +67,7 @@ def test_an_empty_selection_is_refused(tmp_path):
 
 
 def test_lists_must_match():
-    with pytest.raises(DataError, match="got 2 positives and 1 negatives"):
+    with pytest.raises(DataError, match="2 positives and 1 negatives"):
         ContrastPairs.from_lists(["a", "b"], ["c"])
     with pytest.raises(DataError, match="no contrast pairs"):
         ContrastPairs.from_lists([], [])

@@ -397,7 +397,7 @@ def test_positions_that_a_prompt_lacks_are_an_error(tiny_llama_engine):
     with pytest.raises(InputError, match=r"generated\(\) selects no token"):
         tiny_llama_engine.capture("Hi", layers=0, where=sl.where.generated())
     with pytest.raises(PlanError, match=r"sl\.where"):
-        tiny_llama_engine.capture("Hi", layers=0, where="all")
+        tiny_llama_engine.capture("Hi", layers=0, where="everywhere")
     with pytest.raises(InputError, match="pool"):
         tiny_llama_engine.capture("Hi", layers=0, pool="max")
 

@@ -162,3 +162,42 @@ def test_whole_rows_give_what_cached_rows_give(tiny_llama_path):
         made = [rows.selected([2, 0], [3, 2]) for rows in made]
         a, b = (rows.step(torch.tensor([17, -1]))[0] for rows in made)
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+FIRST_CALLS = {
+    "capture": lambda engine, plan: engine.capture(PROMPTS, layers=[0, 1], plan=plan).values,
+    "pooled": lambda engine, plan: engine.capture(PROMPTS, layers=[0, 1], pool="mean").values,
+    "generated": lambda engine, plan: engine.capture(PROMPTS, layers=[1], plan=plan, max_new_tokens=3).values,
+    "median norm": lambda engine, plan: engine.median_norm(1),
+    "extract": lambda engine, plan: sl.extract(
+        engine, sl.ContrastPairs.from_lists(PROMPTS[:2], [[6, 60], PROMPTS[2]]), layers=[0, 1]
+    ),
+    "logits": lambda engine, plan: engine.logits(PROMPTS[1], plan=plan),
+    "generate": lambda engine, plan: engine.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=3),
+    "score": lambda engine, plan: engine.score(PROMPTS, [[[6, 7]]] * 3, plan=plan),
+    "hooks": lambda engine, plan: passes_seen(engine),
+}
+
+
+def passes_seen(engine):
+    seen = []
+    name = "blocks.1.hook_resid_post"
+    sl.hooked_generate(
+        engine.model, torch.tensor([PROMPTS[1]]), 3, name, lambda value, hook: seen.append(value.shape), do_sample=False
+    )
+    return seen
+
+
+@pytest.mark.parametrize("call", FIRST_CALLS)
+def test_the_trial_is_no_part_of_the_call_that_brings_it(call, tmp_path):
+    """Captures held the trial's tokens, so that vectors and doses were wrong; plans met a pass they did not know."""
+    path = build_tiny_family(tmp_path / "bloom", "bloom")
+    with sl.load(path, device="cpu") as first, sl.load(path, device="cpu") as later:
+        growth_of(later.model.original_model)
+        plan = sl.Plan(sl.add(random_vector(first, layer=0), coef=3.0, where=sl.where.all()))
+        found, expected = (FIRST_CALLS[call](engine, plan) for engine in (first, later))
+        assert first.receipts == later.receipts
+        if call in ("extract", "generate", "score", "hooks"):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)

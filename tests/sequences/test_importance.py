@@ -53,7 +53,8 @@ def test_truncation_warns_and_is_counted(make_processor):
     name = "model.layers.1.mlp.up_proj.weight"
     v = {name: torch.randn(128, 64, generator=torch.Generator().manual_seed(0))}
     new = processor.teacher_force_logprobs(drawn, params_override=processor.params_override(v, 0.3))
-    with pytest.warns(UserWarning, match=r"biased \(\d+ of 160 tokens lie outside the target's nucleus\)"):
+    total = sum(length for row in drawn.gen_lens for length in row)
+    with pytest.warns(UserWarning, match=rf"biased \(\d+ of {total} tokens lie outside the target's nucleus\)"):
         found = importance_weights(new, old)
     assert found.biased
     share = np.concatenate([x for row in new.outside_nucleus for x in row]).mean()

@@ -1,3 +1,6 @@
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import numpy as np
 import pytest
 import torch
@@ -182,3 +185,22 @@ def test_a_row_that_is_not_finite_is_named(make_processor, sequences):
         processor.teacher_force_logprobs(sequences)
     with pytest.raises(sl.NonFiniteError, match="The logits of prompt 1, sample 0, are not finite"):
         processor.generate_batched([[5, 6], [7, token]], 1, seed=0)
+
+
+def test_no_thread_steers_anothers_call(make_processor, sequences, vector):
+    processor, plan, barrier = make_processor(), sl.Plan(sl.add(vector, coef=3.0)), Barrier(4)
+
+    def call(k):
+        options = {"plan": (None, plan)[k % 2]}
+        drawn = processor.generate_batched([[5, 60, 12]], 1, seed=0, **options)
+        scored = processor.teacher_force_logprobs(sequences, **options)
+        return drawn.response_ids(0, 0), flat(scored.logprobs).tolist()
+
+    def work(k):
+        barrier.wait()
+        return [call(k) for _ in range(3)]
+
+    expected = [call(0), call(1)]
+    assert expected[0] != expected[1]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [[each] * 3 for each in expected] * 2

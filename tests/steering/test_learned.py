@@ -157,7 +157,7 @@ def test_a_vector_that_reaches_no_target_is_an_error(tiny_llama_engine, targets)
         ({"max_norm": 1.0, "batch_size": 1.5}, "batch_size, got 1.5"),
         ({"max_norm": 1.0, "beta": 0}, "beta, got 0"),
         ({"max_norm": 1.0, "learning_rate": None}, "learning_rate, got None"),
-        ({"max_norm": 1.0, "where": "everywhere"}, "where takes positions"),
+        ({"max_norm": 1.0, "where": "everywhere"}, "everywhere"),
         ({"max_norm": 1.0, "epochs": 3}, "does not know epochs; it takes max_dose"),
     ],
 )

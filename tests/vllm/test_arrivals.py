@@ -2,8 +2,10 @@
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 import steerlab as sl
 from steerlab.engines.vllm.call import WAITS_FOR, first_pass
@@ -59,6 +61,21 @@ def test_none_of_a_group_runs_before_all_have_arrived(engine, submit):
     submit("f", ("second", 2))
     assert waiting(engine) == 6
     assert len(engine.llm.wait_for_completion(use_tqdm=False)) == 6
+
+
+def test_calls_of_several_threads_wait_for_each_other(engine):
+    """Two at once broke the engine in this process; its memory, even."""
+    values = torch.randn(128, generator=torch.Generator().manual_seed(0))
+    plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(values, layer=1), coef=4.0))
+
+    def call(k):
+        (row,) = engine.generate(PROMPTS[:1], plan=(None, plan)[k % 2], policy=sl.SamplingPolicy.greedy())
+        return row.token_ids
+
+    expected = [call(0), call(1)]
+    assert expected[0] != expected[1]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(call, range(12))) == expected * 6
 
 
 def test_a_group_of_which_some_will_never_come_does_not_wait(engine, submit):

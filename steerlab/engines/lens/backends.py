@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from steerlab.core.errors import HookPointError, InputError, VectorShapeError
 from steerlab.core.hook_points import SITES
 from steerlab.engines.lens.crossing import memoised_crossings
-from steerlab.engines.lens.hooking import all_heard, attached, find_hook_point, hook_points
+from steerlab.engines.lens.hooking import all_heard, alone, attached, find_hook_point, hook_points
 from steerlab.engines.lens.shadow import Shadow
 
 ENGINE_NAMES = ("auto", "bridge", "fast", "compiled")
@@ -37,6 +37,8 @@ class Backend:
     @abstractmethod
     def attached(self, hooks: Sequence[HookPair]) -> AbstractContextManager[None]:
         """Runs the body with hooks, in the order given; they are gone afterwards, also after an error.
+
+        Other threads that want the model wait.
 
         Raises:
             HookPointError: for an unknown hook point, or one that never fired while the body ran.
@@ -57,7 +59,7 @@ class BridgeBackend(Backend):
         """See `Backend.attached`."""
         checked = [(name, keeping_form(function)) for name, function in hooks]
         # users' own hooks may keep what they see, to train on it: no inference tensors here
-        with torch.inference_mode(False), torch.no_grad():
+        with alone(self.model), torch.inference_mode(False), torch.no_grad():
             with memoised_crossings(self.model, list(self.bridge.blocks)), attached(self.bridge, checked):
                 yield
 
@@ -88,9 +90,10 @@ class FastBackend(Backend):
     @contextmanager
     def attached(self, hooks: Sequence[HookPair]) -> Iterator[None]:
         """See `Backend.attached`."""
-        self.shadow.set_attention(self.attention)
         blocks = [self.shadow.of(block) for block in self.bridge.blocks]
-        with all_heard([(name, keeping_form(function)) for name, function in hooks]) as listening, ExitStack() as stack:
+        checked = [(name, keeping_form(function)) for name, function in hooks]
+        with alone(self.model), all_heard(checked) as listening, ExitStack() as stack:
+            self.shadow.set_attention(self.attention)
             for name, function in listening:
                 stack.callback(self._install(name, function).remove)
             stack.enter_context(memoised_crossings(self.model, blocks))

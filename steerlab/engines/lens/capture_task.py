@@ -89,8 +89,9 @@ class CaptureTask:
         run = PlanRun(assigned.plan, len(jobs), self._contents(jobs))
         hooks = plan_hooks(run) + capture.hooks()
         backend = exact_backend(self.bridge, hooks)
+        rows = fresh_rows(backend.model, run, lens, "step")
         with backend.attached(hooks):
-            fresh_rows(backend.model, run, lens, "step").extend(*left_padded(prompts), keep=1)
+            rows.extend(*left_padded(prompts), keep=1)
         made = run.receipts(
             token_ids=prompts,
             prompt_lens=lens,

@@ -1,7 +1,6 @@
 """LensEngine: generate, score and capture on a TransformerBridge."""
 
 import gc
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,9 +13,9 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
-from steerlab.core.errors import InputError
+from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
-from steerlab.core.not_finite import not_finite
+from steerlab.core.not_finite import failed_prompts, not_finite
 from steerlab.core.numbers import as_integer, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
@@ -28,7 +27,7 @@ from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.capturing import HookPair, plan_hooks, whole_prompt_hooks
 from steerlab.engines.lens.differentiable import DifferentiableScores
 from steerlab.engines.lens.encoding import Encoder
-from steerlab.engines.lens.generating import GenerationJob, GenerationTask, generation_jobs, stop_rules
+from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules
 from steerlab.engines.lens.growth import fresh_rows
 from steerlab.engines.lens.info import describe_model
 from steerlab.engines.lens.rows import left_padded
@@ -46,7 +45,6 @@ from steerlab.steering.where import index as index_positions
 
 GREEDY = SamplingPolicy.greedy()
 REFERENCE_WINDOW = 256
-_log = logging.getLogger(__name__)
 
 
 class LensEngine:
@@ -56,6 +54,7 @@ class LensEngine:
         model: the TransformerBridge, for whatever this class does not cover.
         tokenizer: the model's own tokenizer.
         receipts: what the last call's plans edited, one per row of its result.
+        errors: by index, the prompts of the last `generate` with a row whose logits were not finite.
         batch_tokens: tokens per forward pass, padding included; lower it if memory is short.
 
     Args:
@@ -87,6 +86,7 @@ class LensEngine:
         self.tokenizer = tokenizer
         self.batch_tokens = check_integer(batch_tokens, "batch_tokens", least=1)
         self.receipts: list[Receipt] = []
+        self.errors: dict[int, NonFiniteError] = {}
         self._name, self._path, self._revision = name, path, revision
         self._info: ModelInfo | None = None
         self._median_norms: dict[HookPoint, float] = {}
@@ -149,7 +149,8 @@ class LensEngine:
         Raises:
             ContextLengthError: if a prompt and its new tokens exceed the context.
             NonFiniteError: if no row's logits are finite without any plan, as in float16 on a model made for bfloat16.
-                A single row whose logits are not ends with the finish reason `error`, and no other row changes.
+                A single row whose logits are not ends with the finish reason `error`, which `errors` explains, and no
+                other row changes.
             PromptError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
         """
         max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
@@ -173,15 +174,15 @@ class LensEngine:
                 for batch in _batches([len(j.prompt) + max_new_tokens for j in mine], batch_size, self.batch_tokens):
                     task.run([mine[k] for k in batch], assigned)
                     bar.update(len(batch))
-        _say_what_failed(task, jobs, plans)
+        completions = tuple(task.completion(job) for job in jobs)
+        steered = {index for index, assigned in enumerate(plans) if len(assigned.plan)}
+        self.errors = failed_prompts(completions, steered, self.info.dtype)
         receipts = [task.receipts[job.row_index] for job in jobs]
         if max_new_tokens:
             self._keep(receipts)
         else:
             self.receipts = receipts  # nothing ran, so nothing was edited
-        return Generations(
-            tuple(task.completion(job) for job in jobs), tuple(p.token_ids for p in encoded), task.engine_used
-        )
+        return Generations(completions, tuple(p.token_ids for p in encoded), task.engine_used)
 
     @explains_arguments
     @torch.inference_mode()
@@ -330,8 +331,9 @@ class LensEngine:
         token_ids = encoded[0].token_ids
         run = PlanRun(assigned.plan, 1, self._encoder.contents(encoded))
         backend = exact_backend(self.model, plan_hooks(run))
+        rows = fresh_rows(backend.model, run, [len(token_ids)], "step")
         with backend.attached(plan_hooks(run)):
-            logits = fresh_rows(backend.model, run, [len(token_ids)], "step").extend(*left_padded([token_ids]))
+            logits = rows.extend(*left_padded([token_ids]))
         self.receipts = run.receipts(
             token_ids=[token_ids],
             prompt_lens=[len(token_ids)],
@@ -448,23 +450,6 @@ class LensEngine:
         if self.model is None:
             raise InputError("This engine is closed; load the model again.")
         return Encoder(self.tokenizer, self.info)
-
-
-def _say_what_failed(task: GenerationTask, jobs: Sequence[GenerationJob], plans: Sequence[AssignedPlan]) -> None:
-    """Logs which rows ended because their logits were not finite.
-
-    Raises:
-        NonFiniteError: if that is every row, and none was steered: then the model cannot run as it is.
-    """
-    failed = [job for job in jobs if task.outputs[job.row_index].finish_reason == "error"]
-    if not failed:
-        return
-    steered = any(len(plans[job.prompt_index].plan) for job in failed)
-    indices = ", ".join(map(str, dict.fromkeys(job.prompt_index for job in failed)))
-    error = task.failure(f"The logits of rows of prompt {indices}", steered=steered)
-    if len(failed) == len(jobs) and not steered:
-        raise error
-    _log.warning("%d of %d rows ended with finish_reason 'error'. %s", len(failed), len(jobs), error)
 
 
 def _batches(lengths: Sequence[int], batch_size: int | str, budget: int) -> list[list[int]]:

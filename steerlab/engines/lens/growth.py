@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from steerlab.engines.lens.backends import CHECKED_FAMILIES
+from steerlab.engines.lens.hooking import alone
 from steerlab.engines.lens.rows import Rows, left_padded
 from steerlab.engines.lens.whole_rows import WholeRows
 from steerlab.steering.plan import Plan
@@ -44,6 +45,9 @@ def fresh_rows(
 ) -> AnyRows:
     """Rows that have not begun: with a cache where that is right on this model.
 
+    The first rows of a model bring the trial of its shortcuts with them. Make rows before hooks are attached: the
+    trial's passes would be read and edited as the call's own.
+
     Args:
         model: the causal language model to call, of a backend.
         run: the plan at work on these rows.
@@ -63,9 +67,10 @@ def growth_of(model: Any) -> Growth:
     """What is right on a model, tried once."""
     if model.config.get_text_config().model_type in CHECKED_FAMILIES:
         return Growth(True, True, True)
-    if "_steerlab_growth" not in model.__dict__:
-        model.__dict__["_steerlab_growth"] = _tried(model)
-    return model.__dict__["_steerlab_growth"]
+    with alone(model):
+        if "_steerlab_growth" not in model.__dict__:
+            model.__dict__["_steerlab_growth"] = _tried(model)
+        return model.__dict__["_steerlab_growth"]
 
 
 @torch.no_grad()

@@ -1,13 +1,31 @@
 """Hooks on a TransformerLens model that are ours alone: added once, removed always, and heard from."""
 
 import difflib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from steerlab.core.errors import HookPointError
 
 HookFunction = Callable[..., Any]
+
+_locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+
+@contextmanager
+def alone(model: Any) -> Iterator[None]:
+    """Runs the body while no other thread is in such a body of this model.
+
+    A hook on a model acts on every pass of it, whichever thread makes the pass, so that another's call would be edited
+    and read too.
+    """
+    with _locks_guard:
+        lock = _locks.setdefault(model, threading.RLock())
+    with lock:
+        yield
 
 
 def hook_points(bridge: Any) -> dict[str, Any]:

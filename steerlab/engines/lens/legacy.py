@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from steerlab.core.errors import BackendMissingError, InputError, PromptError
 from steerlab.engines.lens.arguments import optional_arguments
 from steerlab.engines.lens.backends import HookPair, keeping_form
-from steerlab.engines.lens.hooking import all_heard, find_hook_point
+from steerlab.engines.lens.hooking import all_heard, alone, find_hook_point
 from steerlab.engines.lens.step import Step, running
 from steerlab.steering.positions import RowPositions
 
@@ -55,7 +55,7 @@ def legacy_rows(
 @contextmanager
 def _attached(model: Any, hooks: Sequence[HookPair]) -> Iterator[None]:
     checked = [(name, keeping_form(function)) for name, function in hooks]
-    with all_heard(checked) as listening, model.hooks(fwd_hooks=listening):
+    with alone(model), all_heard(checked) as listening, model.hooks(fwd_hooks=listening):
         yield
 
 

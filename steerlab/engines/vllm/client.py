@@ -1,6 +1,7 @@
 """The vLLM engine behind ours: started with steering wired in, asked, and shut down without leftovers."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class Client:
             self.llm: Any = _start(path, config, arguments)
         self.config = config
         self.held = HeldPlans()
+        self.one_call = threading.Lock()
         self._is_torn = False
         self._processes = [process for process in descendants() if process not in before]
         try:

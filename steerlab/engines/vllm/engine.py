@@ -12,6 +12,7 @@ from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
+from steerlab.core.not_finite import failed_prompts
 from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
@@ -25,7 +26,7 @@ from steerlab.engines.vllm.client import Client
 from steerlab.engines.vllm.compiled_plan import wired_layer
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.encoding import Encoder, raise_error
-from steerlab.engines.vllm.failures import failed_rows, require_finite
+from steerlab.engines.vllm.failures import require_finite
 from steerlab.engines.vllm.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.info import describe, eos_token_ids, read_config, read_tokenizer
 from steerlab.engines.vllm.isolation import check_isolation
@@ -56,7 +57,8 @@ class VLLMEngine:
         tokenizer: the model's own tokenizer; None with `skip_tokenizer_init=True`.
         receipts: what the last call's plans edited, one per row of its result.
         inherited: per row, the edited positions that came from the prefix cache, written under the same edits.
-        errors: with `on_error="return"`, what was wrong with each prompt of the last call that did not run.
+        errors: what was wrong with each prompt of the last call that did not run to its end: its logits were not
+            finite, or, with `on_error="return"`, it could not run at all.
 
     Args:
         model: an alias, a model directory or a hub id, as in `steerlab.load`.
@@ -182,8 +184,8 @@ class VLLMEngine:
             log_probs: False leaves `token_log_probs` and `token_log_qs` NaN and is faster.
             on_error: `raise` raises what is wrong with a prompt or its plan before anything runs; `return` gives such
                 prompts completions with finish_reason `error`, explained in `engine.errors`, and runs the others.
-                A row whose activations leave the range of the model's numbers ends so in either case, with the tokens
-                drawn before; it changes no other row.
+                A row whose logits are no longer finite ends so in either case, with the tokens drawn before; it changes
+                no other row.
             cache_salt: keeps this call's part of the prefix cache apart from other calls'.
 
         Returns:
@@ -193,6 +195,7 @@ class VLLMEngine:
 
         Raises:
             PolicyError: for a policy that vLLM does not sample from exactly.
+            NonFiniteError: if no row has finite logits, without any plan.
             PromptError, ContextLengthError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
         """
         encoder, planner = self._tools()
@@ -217,7 +220,8 @@ class VLLMEngine:
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
         lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
         self._keep(requests[: len(outcomes)], outcomes, lengths)
-        self.errors |= failed_rows(requests[: len(completions)], completions, self.info.dtype)
+        steered = {request.prompt_index for request in requests if request.compiled is not None}
+        self.errors |= failed_prompts(completions, steered, self.info.dtype, must_run=on_error == "raise")
         by_row = {request.row_index: c for request, c in zip(requests, completions, strict=False)}
         rows = [
             by_row.get(i * n + j) or call.empty(i, j, error=isinstance(made[i], SteerlabError))

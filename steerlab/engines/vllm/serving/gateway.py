@@ -91,8 +91,7 @@ class Gateway:
                     await self._settle(claim, failed=failed)
                 if failed:
                     assert self.maker is not None
-                    what = f"The activations or logits of prompt {index}"
-                    ticket.problem = not_finite(what, self.maker.info.dtype, steered=True)
+                    ticket.problem = not_finite(f"The logits of prompt {index}", self.maker.info.dtype, steered=True)
                     raise ticket.problem
                 yield output
         finally:

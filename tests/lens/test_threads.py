@@ -1,0 +1,53 @@
+"""Several threads on one model: a hook acts on every pass, so passes of other calls must not run beside it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+import steerlab as sl
+from tests.lens.helpers import random_vector
+from tests.tiny_models import build_tiny_family
+
+GREEDY = sl.SamplingPolicy.greedy()
+PROMPT, THREADS, TIMES = [5, 60, 12, 200, 31], 4, 6
+CALLS = {
+    "generate": lambda engine, plan: engine.generate([PROMPT], plan=plan, policy=GREEDY, max_new_tokens=6).completions,
+    "score": lambda engine, plan: engine.score([PROMPT], [[[6, 7, 8]]], plan=plan).rows,
+    "capture": lambda engine, plan: engine.capture([PROMPT], layers=[2], plan=plan)[2].tolist(),
+    "stream": lambda engine, plan: list(engine.stream(PROMPT, plan=plan, policy=GREEDY, max_new_tokens=6)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_thread_steers_or_reads_anothers_call(call, tiny_llama_engine):
+    plan = sl.Plan(sl.add(random_vector(tiny_llama_engine, layer=1), coef=6.0, where=sl.where.all()))
+    expected = [CALLS[call](tiny_llama_engine, each) for each in (None, plan)]
+    assert expected[0] != expected[1]
+    barrier = Barrier(THREADS)
+
+    def work(k):
+        barrier.wait()
+        return [CALLS[call](tiny_llama_engine, (None, plan)[k % 2]) for _ in range(TIMES)]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for k, found in enumerate(pool.map(work, range(THREADS))):
+            assert found == [expected[k % 2]] * TIMES
+
+
+@pytest.mark.filterwarnings("ignore:The family .* was not checked:UserWarning")
+def test_a_familys_trial_waits_too(tmp_path):
+    """Its passes would have met another thread's plan."""
+    with sl.load(build_tiny_family(tmp_path / "bloom", "bloom"), device="cpu") as engine:
+        plan = sl.Plan(sl.add(random_vector(engine, layer=0), coef=3.0, where=sl.where.all()))
+        barrier = Barrier(THREADS)
+
+        def work(_):
+            barrier.wait()
+            return engine.score([PROMPT], [[[6, 7, 8]]], plan=plan)[0].token_log_probs
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = set(pool.map(work, range(THREADS)))
+        assert found == {engine.score([PROMPT], [[[6, 7, 8]]], plan=plan)[0].token_log_probs}
+        assert torch.isfinite(torch.tensor(list(found))).all()
