@@ -64,7 +64,8 @@ def _count_failed(runner: Any) -> None:
 
 def _zero_blocks(runner: Any, block_ids: list[int]) -> None:
     """Fills cache blocks with zeros; a block belongs to one request in all layers."""
-    caches = [layer.kv_cache for layer in runner.compilation_config.static_forward_context.values()]
+    layers = runner.compilation_config.static_forward_context.values()
+    caches = [getattr(layer, "kv_cache", None) for layer in layers]  # layers of experts have none
     tensors = {cache.data_ptr(): cache for cache in caches if isinstance(cache, Tensor) and cache.numel()}
     blocks = torch.tensor(block_ids)
     for cache in tensors.values():
