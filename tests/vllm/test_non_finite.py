@@ -7,6 +7,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 
 import steerlab as sl
 from steerlab.measures.quantities import PolicyEntropy
@@ -159,6 +160,35 @@ def test_equal_requests_after_a_failed_one_fail_alike(engine):
             engine.generate([prompt], policy=GREEDY, max_new_tokens=4)
         (row,) = engine.generate([prompt], policy=GREEDY, max_new_tokens=4, on_error="return")
         assert row.finish_reason == "error"
+
+
+def test_a_spoilt_block_that_prompts_share_costs_nobody_an_answer(engine, vector):
+    """As a row that overflows may leave it on some kinds of attention: the same tokens, the values NaN."""
+    prompt, plan = PROMPTS[5], sl.Plan(sl.add(vector(1), coef=2.0, where=sl.where.index(-1)))
+    engine.llm.reset_prefix_cache()
+    right = [engine.generate([prompt], plan=p, policy=GREEDY, max_new_tokens=10)[0] for p in (None, plan)]
+    scored = engine.score([prompt], [[[7, 8, 9], [10]]], plan=plan).to_frame().log_prob.tolist()
+    caches = _caches(engine)
+    assert caches
+    for cache in caches:
+        cache.fill_(torch.nan)
+    rows = engine.generate([prompt, prompt], plan=[None, plan], policy=GREEDY, max_new_tokens=10)
+    assert engine.errors == {}
+    for row, expected in zip(rows, right, strict=True):
+        assert_equal(row, expected)
+    assert [receipt.edited for receipt in engine.receipts] == [0, 1]
+    for cache in caches:
+        cache.fill_(torch.nan)
+    assert engine.score([prompt], [[[7, 8, 9], [10]]], plan=plan).to_frame().log_prob.tolist() == pytest.approx(scored)
+    for _ in range(2):  # and what took its place is found in the cache again
+        (row,) = engine.generate([prompt], policy=GREEDY, max_new_tokens=10)
+        assert_equal(row, right[0])
+
+
+def _caches(engine):
+    core = engine.llm.llm_engine.engine_core.engine_core
+    layers = core.model_executor.driver_worker.worker.model_runner.compilation_config.static_forward_context
+    return [layer.kv_cache for layer in layers.values() if isinstance(getattr(layer, "kv_cache", None), torch.Tensor)]
 
 
 def test_strengths_that_overflow_are_refused(engine, vector):
