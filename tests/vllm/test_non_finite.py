@@ -25,12 +25,30 @@ BLOCK = 32
 PROMPTS = [[5 + (7 * i + k) % 300 for i in range(length)] for k, length in enumerate([3, 9, 31, 33, 70, 131])]
 
 
-@pytest.fixture(scope="module")
-def engine(start, overflowing_path):
+@pytest.fixture(scope="module", params=[False, True], ids=["step by step", "scheduled ahead"])
+def engine(request, start, overflowing_path):
     """Few blocks, so that each is soon given to another row; prompts longer than a pass."""
-    options = {"num_gpu_blocks_override": 26, "max_num_batched_tokens": 96}
-    with start(overflowing_path, layers=[1, 2], capture_tokens=256, **options) as engine:
-        yield engine
+    options = {"num_gpu_blocks_override": 26, "max_num_batched_tokens": 96, "capture_tokens": 256}
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            _schedule_ahead(patch)
+        with start(overflowing_path, layers=[1, 2], **options) as engine:
+            scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+            assert (type(scheduler).__name__ == "AsyncScheduler") == request.param
+            yield engine
+
+
+def _schedule_ahead(patch):
+    """As on a GPU, where the next step is under way before the last one's tokens are known; a CPU need not."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls, vllm_config):
+        original(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    patch.setattr(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config))
 
 
 @pytest.fixture
