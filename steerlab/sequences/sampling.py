@@ -99,7 +99,8 @@ class Sampler:
         )
         failed = [c for c in generations if c.finish_reason == "error"]
         if failed:
-            raise InputError(f"The engine failed on prompt {failed[0].prompt_index}, sample {failed[0].sample_index}.")
+            what = f"The logits of prompt {failed[0].prompt_index}, sample {failed[0].sample_index}"
+            raise not_finite(what, engine.info.dtype, steered=drawing.plan is not None)
         return list(generations), list(engine.receipts)
 
     def _from_model(self, encoded: Sequence[EncodedPrompt], drawing: Drawing) -> tuple[list[Row], list[Receipt]]:

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import steerlab as sl
 from steerlab.core.errors import InputError
 from steerlab.sequences import SequenceProcessor
+from steerlab.steering import plan as plan_module
 from tests.sequences.test_forcing import flat
 from tests.tiny_models import build_tiny_llama
 from tests.vllm.conftest import started
@@ -53,6 +54,14 @@ def test_log_q_is_what_vllm_recorded(engine, make, steered):
     drawn, scored, _ = make().generate_with_logprobs(PROMPTS, G=3, seed=0, plan=plan, engine=engine)
     assert sum(map(sum, drawn.gen_lens)) > 60
     np.testing.assert_allclose(flat(scored.token_logqs), flat(drawn.sampler_logqs), atol=1e-3)
+
+
+def test_a_row_that_is_not_finite_is_named(engine, make, monkeypatch):
+    monkeypatch.setattr(plan_module, "check_finite_range", lambda edits, info: None)
+    vector = sl.SteeringVector.from_tensor(torch.ones(128), layer=2)
+    plan = sl.Plan(sl.add(vector, coef=1e30)).scaled(1e20)
+    with pytest.raises(sl.NonFiniteError, match=r"prompt 0, sample 0 are not finite .* smaller strength"):
+        make().generate_batched(PROMPTS, 2, seed=0, plan=plan, engine=engine)
 
 
 def test_under_other_policies_every_token_lies_in_the_nucleus(engine, make):
