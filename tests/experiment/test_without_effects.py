@@ -41,7 +41,7 @@ def test_what_was_measured_is_reported_without_an_effect(exp: sl.Experiment) -> 
     ):
         assert title in text
     assert not re.search(r"\bnan\b", text)
-    assert exp.report().read_text().startswith("<!doctype html>")
+    assert exp.report().read_text().startswith("<!DOCTYPE html>")
 
 
 def test_an_effect_without_nulls_is_not_tested(exp: sl.Experiment) -> None:
