@@ -97,7 +97,7 @@ def test_activations_read_once_are_those_the_engine_reads(tiny_llama_engine: sl.
         tiny_llama_engine.capture(texts[:2], **arguments)
         found = tiny_llama_engine.capture([texts[1], texts[2], texts[1]], **arguments)
         other = tiny_llama_engine.capture(texts[1:2], layers=[0], pool="last")
-    torch.testing.assert_close(found.stack(), own.stack())
+    torch.testing.assert_close(found.stack(), own.stack(), atol=1e-4, rtol=1e-4)  # other batches, other rounding
     assert (found.layers, found.positions, found.prompt_token_ids) == (own.layers, own.positions, own.prompt_token_ids)
     assert other.layers == (0,)
     assert "capture" not in vars(tiny_llama_engine)
