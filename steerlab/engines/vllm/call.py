@@ -43,7 +43,7 @@ def carry_out(client: Client, requests: Sequence[Request], what: str, *, togethe
     n_first = first_pass(requests, *client.pass_size) if together else 0
     group = (names[0], sum(request.has_work for request in requests[:n_first]))  # others do not say what they belong to
     rows = [(*row, group if i < n_first else None) for i, row in enumerate(_named(requests, names))]
-    with client.one_call, PutOff() as interrupts:
+    with client.one_call(), PutOff() as interrupts:
         params = _Params(interrupts.check)
         prompts = _Lazy(lambda request: request.prompt(), requests)
         try:

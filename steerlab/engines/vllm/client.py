@@ -2,10 +2,11 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm.auto import tqdm
 
 from steerlab.core.errors import EngineError, HookPointError, InputError
@@ -42,7 +43,8 @@ class Client:
             self.llm: Any = _start(path, config, arguments)
         self.config = config
         self.held = HeldPlans()
-        self.one_call = threading.Lock()
+        self._lock = threading.Lock()
+        self._n_threads = torch.get_num_threads()
         self._is_torn = False
         self._processes = [process for process in descendants() if process not in before]
         try:
@@ -58,6 +60,20 @@ class Client:
         except Exception as error:  # whatever crosses the process boundary
             raise InputError(f"{NOT_LOADED} {self.log}.") from error
         return check_workers(workers, self.config)
+
+    @contextlib.contextmanager
+    def one_call(self) -> Iterator[None]:
+        """Lets in one thread at a time, with as many threads of torch's as there were when the engine started.
+
+        Torch keeps that number for each thread; vLLM on a CPU, in this process, ends with an error if it differs.
+        """
+        with self._lock:
+            own = torch.get_num_threads()
+            torch.set_num_threads(self._n_threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(own)
 
     def ask(
         self, command: str, header: Any = None, arrays: Mapping[str, np.ndarray] | None = None
