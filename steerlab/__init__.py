@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from steerlab.core.pairs import ContrastPairs
     from steerlab.core.policy import SamplingPolicy
+    from steerlab.core.receipts import Receipt
     from steerlab.core.results import Activations, Completion, Generations, Scores
     from steerlab.core.targets import Targets
     from steerlab.engines.lens import (
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
     from steerlab.steering.operators import ablate, add, clamp, rotate
     from steerlab.steering.operators import set as set
     from steerlab.steering.plan import Plan
-    from steerlab.steering.receipts import Receipt
     from steerlab.steering.registry import register_operator
     from steerlab.steering.vectors import SteeringVector, VectorSet
 
@@ -111,7 +111,7 @@ _NAMES = {
     "PlanError": "steerlab.core.errors",
     "PolicyError": "steerlab.core.errors",
     "PromptError": "steerlab.core.errors",
-    "Receipt": "steerlab.steering.receipts",
+    "Receipt": "steerlab.core.receipts",
     "ReceiptError": "steerlab.core.errors",
     "RewardError": "steerlab.core.errors",
     "RunError": "steerlab.core.errors",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.results import Activations, Generations, Scores
+from steerlab.core.results import Activations, Generations, Measured, Scores
 from steerlab.core.seeds import SeedLike
 from steerlab.core.text import Boundary, PromptLike, TargetLike
 
@@ -39,22 +39,46 @@ class ModelInfo:
     dtype: str
 
 
+@dataclass(frozen=True)
+class EngineTraits:
+    """What differs between engines, for whoever has to choose by it.
+
+    Attributes:
+        backend: `lens`, `vllm`, or a name of one's own; numbers of different backends are not mixed in a run.
+        device: the kind of device that computes, e.g. `cpu` or `cuda`.
+        layers: the layers that can be edited and read.
+        takes_functions: whether `measure` takes any function of logits, or shipped quantities only, as when the logits
+            are in another process.
+    """
+
+    backend: str
+    device: str
+    layers: tuple[int, ...]
+    takes_functions: bool
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Generates, scores and captures, with or without a plan.
 
     Everywhere, a prompt is a string, a list of chat messages, or a list of token ids; `plan=None` is the unsteered
-    arm, and a list of plans (or None) holds one per prompt. `receipts` tells what the last call's plans really edited.
+    arm, and a list of plans (or None) holds one per prompt. A result's `receipts` say what the plans really edited in
+    each of its rows.
     """
 
     @property
     def receipts(self) -> Sequence[Any]:
-        """What the last call's plans edited, one per row of its result."""
+        """The receipts of the last call's result."""
         ...
 
     @property
     def info(self) -> ModelInfo:
         """The model that runs."""
+        ...
+
+    @property
+    def traits(self) -> EngineTraits:
+        """What this engine does in its own way."""
         ...
 
     @property
@@ -91,6 +115,19 @@ class Engine(Protocol):
         """The exact log-probability of every target after its prompt; of each variant of it, if several are asked."""
         ...
 
+    def measure(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        targets: Sequence[Sequence[TargetLike]],
+        measures: Any,
+        *,
+        plan: Any = None,
+        boundary: Boundary = "joint",
+        chat: bool = False,
+    ) -> Measured:
+        """Named quantities of every target token's prediction, or functions of its logits where they can be run."""
+        ...
+
     def capture(
         self,
         prompts: Sequence[PromptLike] | PromptLike,
@@ -100,6 +137,7 @@ class Engine(Protocol):
         where: Any = None,
         pool: str | None = None,
         plan: Any = None,
+        chat: bool = False,
     ) -> Activations:
         """Activations at chosen layers and positions."""
         ...

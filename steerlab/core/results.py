@@ -1,7 +1,7 @@
 """What an engine returns: completions, scores and activations."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from steerlab.core.errors import HookPointError, InputError
+from steerlab.core.errors import HookPointError, InputError, SteerlabError
+from steerlab.core.receipts import Inherited, Receipt
 from steerlab.core.spelling import token_text
 from steerlab.core.text import EncodedPair
 
@@ -58,12 +59,20 @@ class Generations(Sequence[Completion]):
     Attributes:
         completions: the completions.
         prompt_token_ids: the ids that were run for each prompt, BOS and chat template included.
-        engine: what ran: `bridge`, `fast` or `compiled` on TransformerLens.
+        engine: what ran: `bridge`, `fast` or `compiled` on TransformerLens; `vllm-v1` or `vllm-v2`.
+        receipts: what the plan edited in each row; empty if nothing ran.
+        errors: what was wrong with each prompt, by its index, that did not run to its end: its logits were not finite,
+            or it could not run at all.
+        inherited: per row, the edited positions that a prefix cache held, written under the same edits; empty on
+            engines without one.
     """
 
     completions: tuple[Completion, ...]
     prompt_token_ids: tuple[tuple[int, ...], ...]
     engine: str = ""
+    receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
+    errors: Mapping[int, SteerlabError] = field(default_factory=dict, repr=False, compare=False)
+    inherited: tuple[Inherited, ...] = field(default=(), repr=False, compare=False)
 
     @overload
     def __getitem__(self, index: int) -> Completion: ...
@@ -167,10 +176,15 @@ class Scores(Sequence[Score]):
     Attributes:
         rows: the scores.
         dtype: of the weights and activations that they were computed with, e.g. `bfloat16`; frames carry it in `attrs`.
+        receipts: what the plan edited in each row; empty where scores were not made by this call but read from a run.
+        inherited: per row, the edited positions that a prefix cache held, written under the same edits; empty on
+            engines without one.
     """
 
     rows: tuple[Score, ...]
     dtype: str | None = None
+    receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
+    inherited: tuple[Inherited, ...] = field(default=(), repr=False, compare=False)
 
     @overload
     def __getitem__(self, index: int) -> Score: ...
@@ -291,6 +305,25 @@ class Scores(Sequence[Score]):
         return ["variant"] if any(row.variant for row in self.rows) else []
 
 
+class Measured(list[dict[str, np.ndarray]]):
+    """What `measure` found, a dictionary per (prompt, target): name → array [target tokens] or [target tokens, values].
+
+    Attributes:
+        receipts: what the plan edited in each row.
+        inherited: per row, the edited positions that a prefix cache held; empty on engines without one.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[dict[str, np.ndarray]] = (),
+        receipts: Sequence[Receipt] = (),
+        inherited: Sequence[Inherited] = (),
+    ) -> None:
+        super().__init__(rows)
+        self.receipts = tuple(receipts)
+        self.inherited = tuple(inherited)
+
+
 @dataclass(frozen=True)
 class Activations:
     """Residual-stream activations read at chosen positions.
@@ -304,6 +337,8 @@ class Activations:
         pool: how positions were pooled (`mean`, `last`), or None.
         prompt_token_ids: the ids that were run for each prompt.
         completion_token_ids: the ids generated after each prompt, if the capture generated.
+        receipts: what the plan edited in each row.
+        inherited: per row, the edited positions that a prefix cache held; empty on engines without one.
     """
 
     site: str
@@ -313,6 +348,8 @@ class Activations:
     pool: str | None
     prompt_token_ids: tuple[tuple[int, ...], ...] = field(repr=False)
     completion_token_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
+    inherited: tuple[Inherited, ...] = field(default=(), repr=False, compare=False)
 
     def __getitem__(self, layer: int) -> "Tensor":
         """The values of one layer.

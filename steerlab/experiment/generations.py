@@ -70,7 +70,7 @@ def generate_paired(
         frame.insert(2, "prompt", [str(found[i]) for i in frame.prompt_index])
         frame.insert(3, "dose", dose)
         frame["token_ids"] = pd.Series([list(completion.token_ids) for completion in made], dtype=object)
-        frame["edited_tokens"] = [receipt.edited for receipt in engine.receipts]
+        frame["edited_tokens"] = [receipt.edited for receipt in made.receipts]
         frames.append(frame)
     return (
         pd.concat(frames)

@@ -11,9 +11,9 @@ from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError, PromptError
 from steerlab.core.numbers import check_number
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.receipts import Receipt
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
 from steerlab.steering.plan import Plan
-from steerlab.steering.receipts import Receipt
 
 FACTOR = 4.0
 FLOOR = 1e-6
@@ -185,7 +185,7 @@ def _split(index: int, ids: tuple[int, ...]) -> Pair:
 
 def _scored(engine: Engine, pairs: Sequence[Pair], plan: Plan | None) -> tuple[np.ndarray, list[Receipt]]:
     scores = engine.score([list(context) for context, _ in pairs], [[list(target)] for _, target in pairs], plan=plan)
-    return np.concatenate([np.array(score.token_log_probs) for score in scores]), list(engine.receipts)
+    return np.concatenate([np.array(score.token_log_probs) for score in scores]), list(scores.receipts)
 
 
 def _places(pairs: Sequence[Pair]) -> pd.DataFrame:

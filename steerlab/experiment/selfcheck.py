@@ -13,10 +13,10 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError, SteerlabError
 from steerlab.core.hook_points import resolve_layers
 from steerlab.core.numbers import check_number
+from steerlab.core.receipts import Receipt
 from steerlab.core.results import Generations, Scores
 from steerlab.steering.operators import add, default_where
 from steerlab.steering.plan import Plan
-from steerlab.steering.receipts import Receipt
 from steerlab.steering.vectors import SteeringVector
 
 DOSE = 0.5
@@ -191,12 +191,12 @@ class _Task:
     @cached_property
     def _steered(self) -> tuple[Scores, list[Receipt]]:
         scores = self._score(self.plan)
-        return scores, list(self.engine.receipts)
+        return scores, list(scores.receipts)
 
     @cached_property
     def _sampled(self) -> tuple[Generations, list[Receipt]]:
         made = self._generate(list(PROMPTS), self.plan)
-        return made, list(self.engine.receipts)
+        return made, list(made.receipts)
 
     def _score(self, plan: Plan | None) -> Scores:
         return self.engine.score(list(PROMPTS), TARGETS, plan=plan)

@@ -67,7 +67,7 @@ def score_plans(engine: Engine, plans: Sequence[Plan], targets: Targets) -> list
     scores = engine.score(
         targets.prompts * len(plans), items * len(plans), plan=[plan for plan in plans for _ in targets]
     )
-    edited = [receipt.edited for receipt in engine.receipts]
+    edited = [receipt.edited for receipt in scores.receipts]
     per_plan = sum(map(len, items))
     return [
         pd.DataFrame(

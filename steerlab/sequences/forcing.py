@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steerlab.core.not_finite import not_finite
+from steerlab.core.receipts import Receipt
 from steerlab.engines.lens.arguments import optional_arguments
 from steerlab.engines.lens.rows import right_padded
 from steerlab.sequences.anatomy import Anatomy
@@ -23,7 +24,6 @@ from steerlab.sequences.precision import autocasting
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent
 from steerlab.steering.positions import RowPositions
-from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
 

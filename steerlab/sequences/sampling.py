@@ -14,6 +14,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.numbers import as_integer, shown
+from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.spelling import Continuation
@@ -29,7 +30,6 @@ from steerlab.sequences.precision import evaluating
 from steerlab.sequences.types import BatchedSequences
 from steerlab.steering.assign import AssignedPlan, PlanArgument, group_by_plan
 from steerlab.steering.content import PromptContent
-from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
 Row = RowOutput | Completion
@@ -101,7 +101,7 @@ class Sampler:
         if failed:
             what = f"The logits of prompt {failed[0].prompt_index}, sample {failed[0].sample_index}"
             raise not_finite(what, engine.info.dtype, steered=drawing.plan is not None)
-        return list(generations), list(engine.receipts)
+        return list(generations), list(generations.receipts)
 
     def _from_model(self, encoded: Sequence[EncodedPrompt], drawing: Drawing) -> tuple[list[Row], list[Receipt]]:
         rules = rules_of(self.parts, self.tokenizer, drawing.stop, self.config.max_new_tokens)

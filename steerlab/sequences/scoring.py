@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from steerlab.core.errors import ContextLengthError, InputError
+from steerlab.core.receipts import Receipt
 from steerlab.engines.lens.info import eos_token_ids
 from steerlab.sequences.anatomy import Anatomy
 from steerlab.sequences.assembly import Assembly
@@ -23,7 +24,6 @@ from steerlab.sequences.plan_hooks import PlanDesk
 from steerlab.sequences.precision import active_dropout, evaluating, precise
 from steerlab.sequences.types import BatchedSequences
 from steerlab.steering.assign import AssignedPlan, PlanArgument, group_by_plan
-from steerlab.steering.receipts import Receipt
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Two engines on the same weights: agreement is measured, disagreement is found."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +9,6 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError, PromptError
-from steerlab.core.results import Scores
 from steerlab.experiment.parity import FLOOR, parity
 
 TEXTS = ["The ferry leaves the harbour at seven.", "Nobody knew why the old clock had stopped."]
@@ -45,16 +46,10 @@ class Changed:
             return scores
         first, *rest = scores
         values = (*first.token_log_probs[:-1], first.token_log_probs[-1] + self._by)
-        return Scores((type(first)(**{**vars(first), "token_log_probs": values}), *rest))
-
-    @property
-    def receipts(self):
-        return [
-            type(r)(
-                **{**vars(r), "edits": tuple(type(e)(**{**vars(e), "edited": e.edited - self._lost}) for e in r.edits)}
-            )
-            for r in self._engine.receipts
-        ]
+        receipts = tuple(
+            replace(r, edits=tuple(replace(e, edited=e.edited - self._lost) for e in r.edits)) for r in scores.receipts
+        )
+        return replace(scores, rows=(replace(first, token_log_probs=values), *rest), receipts=receipts)
 
 
 def test_another_dtype_agrees_within_what_it_differs_by_unsteered(found, tiny_llama_engine, plan):

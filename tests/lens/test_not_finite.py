@@ -113,7 +113,7 @@ def test_a_steered_row_that_overflows_has_a_receipt_that_is_json(broken_row):
 
 
 def test_receipts_hold_no_infinity():
-    from steerlab.steering.receipts import mean_change
+    from steerlab.core.receipts import mean_change
 
     assert mean_change(3.0, 2) == 1.5
     for total, edited in ((float("inf"), 2), (float("nan"), 2), (0.0, 0)):

@@ -6,8 +6,8 @@ import torch
 import steerlab as sl
 from steerlab.core.errors import ReceiptError
 from steerlab.core.hook_points import HookPoint
+from steerlab.core.receipts import EditReceipt, Receipt
 from steerlab.steering.plan import Plan
-from steerlab.steering.receipts import EditReceipt, Receipt
 from steerlab.steering.run import PlanRun
 from steerlab.steering.vectors import SteeringVector
 from steerlab.steering.where import RowPositions

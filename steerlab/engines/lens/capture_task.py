@@ -11,6 +11,7 @@ from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.not_finite import not_finite
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.receipts import Receipt
 from steerlab.core.results import Activations
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import Capture, plan_hooks
@@ -21,7 +22,6 @@ from steerlab.engines.lens.rows import left_padded
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.positions import RowPositions
-from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 from steerlab.steering.sets import Where
 
@@ -136,4 +136,5 @@ class CaptureTask:
             pool=self.pool,
             prompt_token_ids=tuple(job.prompt for job in jobs),
             completion_token_ids=tuple(self.completions.get(job.row_index, ()) for job in jobs),
+            receipts=tuple(self.receipts[job.row_index] for job in jobs),
         )

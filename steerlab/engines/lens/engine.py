@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,13 +12,14 @@ from tqdm.auto import tqdm
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.endings import stop_strings
-from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
+from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
 from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.not_finite import failed_prompts, not_finite
 from steerlab.core.numbers import as_integer, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
+from steerlab.core.receipts import Receipt, warn_if_idle
+from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.shipped import reference_text
 from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
@@ -37,7 +38,6 @@ from steerlab.measures.quantities import check_named
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, group_by_plan
 from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
-from steerlab.steering.receipts import Receipt, warn_if_idle
 from steerlab.steering.run import PlanRun
 from steerlab.steering.where import Where, WhereLike, as_where
 from steerlab.steering.where import all as all_positions
@@ -45,6 +45,9 @@ from steerlab.steering.where import index as index_positions
 
 GREEDY = SamplingPolicy.greedy()
 REFERENCE_WINDOW = 256
+
+
+_Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
 
 class LensEngine:
@@ -106,6 +109,12 @@ class LensEngine:
         if self._info is None:
             self._info = describe_model(self.model, self._name, self._path, self._revision)
         return self._info
+
+    @property
+    def traits(self) -> EngineTraits:
+        """What this engine does in its own way."""
+        device = next(self.model.parameters()).device.type
+        return EngineTraits("lens", device, tuple(range(self.info.n_layers)), takes_functions=True)
 
     def close(self) -> None:
         """Frees the model. The engine cannot be used afterwards."""
@@ -177,12 +186,10 @@ class LensEngine:
         completions = tuple(task.completion(job) for job in jobs)
         steered = {index for index, assigned in enumerate(plans) if len(assigned.plan)}
         self.errors = failed_prompts(completions, steered, self.info.dtype)
-        receipts = [task.receipts[job.row_index] for job in jobs]
-        if max_new_tokens:
-            self._keep(receipts)
-        else:
-            self.receipts = receipts  # nothing ran, so nothing was edited
-        return Generations(completions, tuple(p.token_ids for p in encoded), task.engine_used)
+        receipts = tuple(task.receipts[job.row_index] for job in jobs)
+        ids = tuple(p.token_ids for p in encoded)
+        made = Generations(completions, ids, task.engine_used, receipts=receipts, errors=self.errors)
+        return self._noted(made, warn=max_new_tokens > 0)  # with 0, nothing ran, so nothing was edited
 
     @explains_arguments
     @torch.inference_mode()
@@ -259,13 +266,11 @@ class LensEngine:
             prompts, targets, boundary=boundary, variants=variants, score_eos=score_eos, chat=chat
         )
         values = self._force(pairs, contents, plan, {"log_prob": chosen_log_probs})
-        return Scores(
-            tuple(
-                Score.of_pair(i, j, pair, found["log_prob"].tolist())
-                for (i, j, pair), found in zip(pairs, values, strict=True)
-            ),
-            self.info.dtype,
+        rows = tuple(
+            Score.of_pair(i, j, pair, found["log_prob"].tolist())
+            for (i, j, pair), found in zip(pairs, values, strict=True)
         )
+        return self._noted(Scores(rows, self.info.dtype, receipts=values.receipts))
 
     @explains_arguments
     def measure(
@@ -277,7 +282,7 @@ class LensEngine:
         plan: PlanArgument = None,
         boundary: Boundary = "joint",
         chat: bool = False,
-    ) -> list[dict[str, np.ndarray]]:
+    ) -> Measured:
         """Your own quantities of every target token's prediction, teacher-forced as in `score`.
 
         Args:
@@ -298,7 +303,7 @@ class LensEngine:
         """
         check_named(measures)
         pairs, contents = self._encoder.pairs(prompts, targets, boundary=boundary, chat=chat)
-        return self._force(pairs, contents, plan, measures)
+        return self._noted(self._force(pairs, contents, plan, measures))
 
     @torch.no_grad()
     def _force(
@@ -307,7 +312,7 @@ class LensEngine:
         contents: Sequence[PromptContent],
         plan: PlanArgument,
         measures: Measures,
-    ) -> list[dict[str, np.ndarray]]:
+    ) -> Measured:
         forced = [ForcedPair(p.context_ids, p.target_ids, i, row) for row, (i, _, p) in enumerate(pairs)]
         values: dict[int, dict[str, np.ndarray]] = {}
         receipts: list[Receipt] = []
@@ -319,8 +324,8 @@ class LensEngine:
                 task.run([pair for pair in forced if pair.prompt_index in wanted])
                 values.update(task.values)
                 receipts += task.receipts
-        self._keep(sorted(receipts, key=lambda receipt: receipt.row_index))
-        return [values[row] for row in range(len(pairs))]
+        in_order = sorted(receipts, key=lambda receipt: receipt.row_index)
+        return Measured([values[row] for row in range(len(pairs))], in_order)
 
     @explains_arguments
     @torch.no_grad()
@@ -387,6 +392,22 @@ class LensEngine:
         Raises:
             InputError: if `where` selects nothing in a row, so that nothing can be read there.
         """
+        return self._noted(self._capture(prompts, layers, site, where, pool, plan, chat, max_new_tokens, policy, seed))
+
+    @torch.no_grad()
+    def _capture(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        layers: Any,
+        site: str,
+        where: WhereLike,
+        pool: str | None = None,
+        plan: PlanArgument = None,
+        chat: bool = False,
+        max_new_tokens: int = 0,
+        policy: SamplingPolicy = GREEDY,
+        seed: SeedLike = 0,
+    ) -> Activations:
         max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
         encoded = self._encoder.prompts(prompts, chat)
         seed = check_seed(seed, len(encoded))
@@ -410,7 +431,6 @@ class LensEngine:
                 ):
                     task.run([jobs[members[k]] for k in batch], assigned)
                     bar.update(len(batch))
-        self._keep([task.receipts[job.row_index] for job in jobs])
         return task.activations(site, jobs)
 
     def hooks_of(self, plan: Plan) -> list[HookPair]:
@@ -432,15 +452,16 @@ class LensEngine:
         ids = encode_prompt(self.tokenizer, reference_text(), d_vocab=self.info.d_vocab).token_ids
         width = min(REFERENCE_WINDOW, self.info.context_length)
         windows = [list(ids[start : start + width]) for start in range(0, len(ids), width)]
-        receipts = self.receipts
-        found = self.capture([w for w in windows if len(w) > 1], layers="all", site=site, where=~index_positions(0))
-        self.receipts = receipts
+        found = self._capture([w for w in windows if len(w) > 1], "all", site, ~index_positions(0))
         for layer in found.layers:
             self._median_norms[HookPoint(layer, site)] = float(found[layer].norm(dim=-1).median())
 
-    def _keep(self, receipts: list[Receipt]) -> None:
-        self.receipts = receipts
-        warn_if_idle(receipts)
+    def _noted(self, result: _Result, *, warn: bool = True) -> _Result:
+        """The result itself; its receipts are those of the last call from now on."""
+        self.receipts = list(result.receipts)
+        if warn:
+            warn_if_idle(self.receipts)
+        return result
 
     def _assign(self, plan: PlanArgument, n_prompts: int) -> list[AssignedPlan]:
         return assign_plans(plan, n_prompts, self.info, self.median_norm)

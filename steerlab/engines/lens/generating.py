@@ -15,6 +15,7 @@ from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, draw_keys, row_key
 from steerlab.core.spelling import INCOMPLETE, Continuation
@@ -26,7 +27,6 @@ from steerlab.engines.lens.growth import fresh_rows
 from steerlab.engines.lens.info import eos_token_ids
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent
-from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
 Attach = Callable[[], AbstractContextManager[None]]

@@ -12,6 +12,7 @@ from torch import Tensor
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.not_finite import not_finite
+from steerlab.core.receipts import Receipt
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.growth import AnyRows, fresh_rows
@@ -20,7 +21,6 @@ from steerlab.engines.lens.shared_header import shared_header
 from steerlab.measures.log_probs import rows_not_finite
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent, looks_at_prompts
-from steerlab.steering.receipts import Receipt
 from steerlab.steering.run import PlanRun
 
 Measures = Mapping[str, Callable[[Tensor, Tensor], Tensor]]

@@ -1,25 +1,11 @@
 """Receipts from what the workers counted, positions inherited from the prefix cache included."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from steerlab.core.errors import ReceiptError
+from steerlab.core.receipts import EditReceipt, Inherited, Receipt, mean_change
 from steerlab.engines.vllm.requests import Outcome, Request
 from steerlab.engines.vllm.specs import Runs, clip, merged, positions_in, size
-from steerlab.steering.receipts import EditReceipt, Receipt, mean_change
-
-
-@dataclass(frozen=True)
-class Inherited:
-    """Positions of a row that were not run, because the prefix cache held them as the same edits had left them.
-
-    Attributes:
-        row_index: which row of the call's result.
-        positions: per edit of the plan, the edited positions that were inherited.
-    """
-
-    row_index: int
-    positions: tuple[tuple[int, ...], ...]
 
 
 def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:

@@ -2,24 +2,27 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.endings import stop_strings
-from steerlab.core.engine import DEFAULT_POLICY, ModelInfo
+from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.not_finite import failed_prompts
 from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.results import Activations, Generations, Score, Scores, check_pool
+from steerlab.core.receipts import Inherited, Receipt, warn_if_idle
+from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.shipped import reference_text
 from steerlab.core.text import Boundary, PromptLike, encode_prompt
-from steerlab.engines.vllm.accounts import Inherited, inherited_of, receipt_of
+from steerlab.engines.vllm.accounts import inherited_of, receipt_of
 from steerlab.engines.vllm.call import carry_out
 from steerlab.engines.vllm.capturing import CaptureCall
 from steerlab.engines.vllm.client import Client
@@ -38,12 +41,14 @@ from steerlab.engines.vllm.versions import require_vllm
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
 from steerlab.steering.assign import PlanArgument
-from steerlab.steering.receipts import Receipt, warn_if_idle
 from steerlab.steering.where import WhereLike, as_where
 from steerlab.steering.where import all as all_positions
 from steerlab.steering.where import index as index_positions
 
 REFERENCE_WINDOW = 256
+
+
+_Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
 
 class VLLMEngine:
@@ -143,6 +148,12 @@ class VLLMEngine:
         return self._info
 
     @property
+    def traits(self) -> EngineTraits:
+        """What this engine does in its own way."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return EngineTraits("vllm", device, self.config.layers, takes_functions=False)
+
+    @property
     def llm(self) -> Any:
         """The `vllm.LLM` behind this engine."""
         return self._running.llm
@@ -219,9 +230,9 @@ class VLLMEngine:
         outcomes = carry_out(self._running, requests if max_new_tokens else [], "generate")
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
         lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
-        self._keep(requests[: len(outcomes)], outcomes, lengths)
+        receipts, inherited = _accounts(requests[: len(outcomes)], outcomes, lengths)
         steered = {request.prompt_index for request in requests if request.compiled is not None}
-        self.errors |= failed_prompts(completions, steered, self.info.dtype, must_run=on_error == "raise")
+        self.errors = self.errors | failed_prompts(completions, steered, self.info.dtype, must_run=on_error == "raise")
         by_row = {request.row_index: c for request, c in zip(requests, completions, strict=False)}
         rows = [
             by_row.get(i * n + j) or call.empty(i, j, error=isinstance(made[i], SteerlabError))
@@ -229,7 +240,8 @@ class VLLMEngine:
             for j in range(n)
         ]
         ids = tuple(() if isinstance(prompt, SteerlabError) else prompt.token_ids for prompt in encoded)
-        return Generations(tuple(rows), ids, f"vllm-{self._running.workers[0]['runner']}")
+        runner = f"vllm-{self._running.workers[0]['runner']}"
+        return self._noted(Generations(tuple(rows), ids, runner, receipts, self.errors, inherited))
 
     @explains_arguments
     def score(
@@ -263,9 +275,10 @@ class VLLMEngine:
         """
         encoder, planner = self._tools()
         pairs = encoder.pairs(prompts, targets, boundary, score_eos, chat, variants)
-        found = [values[TokenLogProb()].tolist() for values in self._measured(pairs, plan, planner, [TokenLogProb()])]
+        values, accounts = self._measured(pairs, plan, planner, [TokenLogProb()])
+        found = [one[TokenLogProb()].tolist() for one in values]
         rows = tuple(Score.of_pair(i, j, p, x) for (i, j, _, p), x in zip(pairs, found, strict=True))
-        return Scores(rows, self.info.dtype)
+        return self._noted(Scores(rows, self.info.dtype, *accounts))
 
     @explains_arguments
     def measure(
@@ -277,7 +290,7 @@ class VLLMEngine:
         plan: PlanArgument = None,
         boundary: Boundary = "joint",
         chat: bool = False,
-    ) -> list[dict[str, np.ndarray]]:
+    ) -> Measured:
         """Quantities of every target token's prediction, teacher-forced as in `score`.
 
         Args:
@@ -300,13 +313,14 @@ class VLLMEngine:
         quantities = check_measures(measures)
         encoder, planner = self._tools()
         pairs = encoder.pairs(prompts, targets, boundary, False, chat)
-        found = self._measured(pairs, plan, planner, list(quantities.values()))
-        return [{name: _wide(quantity, values[quantity]) for name, quantity in quantities.items()} for values in found]
+        found, accounts = self._measured(pairs, plan, planner, list(quantities.values()))
+        rows = [{name: _wide(quantity, values[quantity]) for name, quantity in quantities.items()} for values in found]
+        return self._noted(Measured(rows, *accounts))
 
     def _measured(
         self, pairs: Sequence[Pair], plan: PlanArgument, planner: Planner, measures: Sequence[Quantity]
-    ) -> list[dict[Quantity, np.ndarray]]:
-        """What is measured of every pair's target tokens."""
+    ) -> tuple[list[dict[Quantity, np.ndarray]], tuple[tuple[Receipt, ...], tuple[Inherited, ...]]]:
+        """What is measured of every pair's target tokens, and the rows' receipts and inherited positions."""
         if not self.config.score_bytes:
             raise InputError("This engine was started with score_bytes=0, so it cannot score.")
         plans = planner.plans(plan, 1 + max(i for i, _, _, _ in pairs))
@@ -315,8 +329,9 @@ class VLLMEngine:
         outcomes = carry_out(self._running, submitted, "score", together=True)
         require_finite(submitted, outcomes, self.info.dtype)
         lengths = [request.n_tokens for request in requests]
-        self._keep(requests, [outcomes[place.rest] for place in places], lengths)
-        return [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
+        accounts = _accounts(requests, [outcomes[place.rest] for place in places], lengths)
+        found = [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
+        return found, accounts
 
     @explains_arguments
     def capture(
@@ -347,6 +362,18 @@ class VLLMEngine:
             PlanError: for a layer or site that is not wired.
             InputError: if `where` selects nothing in a prompt.
         """
+        return self._noted(self._capture(prompts, layers, site, where, pool, plan, chat))
+
+    def _capture(
+        self,
+        prompts: Sequence[PromptLike] | PromptLike,
+        layers: Any,
+        site: str,
+        where: WhereLike,
+        pool: str | None = None,
+        plan: PlanArgument = None,
+        chat: bool = False,
+    ) -> Activations:
         if not self.config.capture_tokens:
             raise InputError("This engine was started with capture_tokens=0, so it cannot read activations.")
         encoder, planner = self._tools()
@@ -368,8 +395,8 @@ class VLLMEngine:
             for request, outcome in zip(wave, outcomes, strict=True):
                 call.take(request, outcome)
                 last[request.row_index] = outcome
-        self._keep(requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests])
-        return call.activations(requests)
+        accounts = _accounts(requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests])
+        return replace(call.activations(requests), receipts=accounts[0], inherited=accounts[1])
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream at a wired hook point, over the shipped reference text, position 0 left out.
@@ -393,10 +420,8 @@ class VLLMEngine:
                 f"max_model_len ≥ {width + 1} (it is {self.info.context_length}), or give coef= instead of dose=."
             )
         windows = [list(ids[start : start + width]) for start in range(0, len(ids), width)]
-        kept = self.receipts, self.inherited
         whole = [window for window in windows if len(window) > 1]
-        found = self.capture(whole, layers=point.layer, site=point.site, where=~index_positions(0))
-        self.receipts, self.inherited = kept
+        found = self._capture(whole, point.layer, point.site, ~index_positions(0))
         return float(found[point.layer].norm(dim=-1).median())
 
     def _tools(self) -> tuple[Encoder, Planner]:
@@ -411,17 +436,25 @@ class VLLMEngine:
             raise next(iter(errors.values()))
         self.errors = errors
 
-    def _keep(self, requests: Iterable[Request], outcomes: Iterable[Outcome], lengths: Iterable[int]) -> None:
-        rows = list(zip(requests, outcomes, lengths, strict=True))
-        self.receipts = [receipt_of(*row) for row in rows]
-        self.inherited = [inherited_of(*row) for row in rows]
+    def _noted(self, result: _Result) -> _Result:
+        """The result itself; its receipts and inherited positions are those of the last call from now on."""
+        self.receipts, self.inherited = list(result.receipts), list(result.inherited)
         warn_if_idle(self.receipts)
+        return result
 
     @property
     def _running(self) -> Client:
         if self._client is None:
             raise InputError("This engine is closed; start a new one.")
         return self._client
+
+
+def _accounts(
+    requests: Iterable[Request], outcomes: Iterable[Outcome], lengths: Iterable[int]
+) -> tuple[tuple[Receipt, ...], tuple[Inherited, ...]]:
+    """Receipts and inherited positions of a call's rows."""
+    rows = list(zip(requests, outcomes, lengths, strict=True))
+    return tuple(receipt_of(*row) for row in rows), tuple(inherited_of(*row) for row in rows)
 
 
 def _wide(quantity: Quantity, values: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steerlab.core.errors import SteerlabError
+from steerlab.core.receipts import Receipt
 from steerlab.engines.vllm.serving.plans import ReadyPlan
-from steerlab.steering.receipts import Receipt
 
 KEPT_RECEIPTS = 4096
 

@@ -92,6 +92,19 @@ class Receipt:
         return self
 
 
+@dataclass(frozen=True)
+class Inherited:
+    """Positions of a row that were not run, because the prefix cache held them as the same edits had left them.
+
+    Attributes:
+        row_index: which row of the call's result.
+        positions: per edit of the plan, the edited positions that were inherited.
+    """
+
+    row_index: int
+    positions: tuple[tuple[int, ...], ...]
+
+
 def mean_change(total: float, edited: int) -> float:
     """The mean of summed relative changes; NaN without any, or if they are not finite."""
     return total / edited if edited and math.isfinite(total) else math.nan
