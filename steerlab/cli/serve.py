@@ -39,8 +39,8 @@ def serve(
     ] = "auto",
 ) -> None:
     """Serve a model over HTTP as OpenAI does, with steering by request (vLLM)."""
-    from steerlab.engines.vllm.serving.arguments import ServeOptions
-    from steerlab.engines.vllm.serving.server import serve as run
+    from steerlab.engines.vllm.server.arguments import ServeOptions
+    from steerlab.engines.vllm.server.serve import serve as run
 
     run(
         ServeOptions(

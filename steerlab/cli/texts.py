@@ -113,7 +113,7 @@ def opened(
         InputError: for options of vLLM on another engine.
     """
     if backend is Backend.VLLM:
-        from steerlab.engines.vllm.log_file import is_users
+        from steerlab.engines.vllm.client.log_file import is_users
 
         if is_users(()):
             os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result

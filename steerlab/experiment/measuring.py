@@ -56,7 +56,7 @@ def check_wired(session: Session, plan: Plan) -> None:
         PlanError: otherwise; says which `layers` to start with.
     """
     if session.backend == "vllm" and session.loaded:
-        from steerlab.engines.vllm.compiled_plan import wired_layer
+        from steerlab.engines.vllm.client.compiled_plan import wired_layer
 
         engine: Any = session.engine
         for point in plan.hook_points:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.experiment.metrics import value_of
 from steerlab.experiment.selection import list_tries
 from steerlab.experiment.sweep import check_doses

@@ -9,7 +9,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, PromptError, TargetError
 from steerlab.engines.lens.encoding import Encoder as LensEncoder
 from steerlab.engines.lens.engine import LensEngine
-from steerlab.engines.vllm.encoding import Encoder as VLLMEncoder
+from steerlab.engines.vllm.client.encoding import Encoder as VLLMEncoder
 from steerlab.engines.vllm.engine import VLLMEngine
 from tests.tiny_models import build_tiny_tokenizer
 

@@ -5,10 +5,10 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import ReceiptError
-from steerlab.engines.vllm.accounts import inherited_of, receipt_of
-from steerlab.engines.vllm.compiled_plan import compile_plan
-from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.engines.vllm.requests import Outcome, Request
+from steerlab.engines.vllm.client.build_receipts import inherited_of, receipt_of
+from steerlab.engines.vllm.client.compiled_plan import compile_plan
+from steerlab.engines.vllm.client.requests import Outcome, Request
+from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.steering.assign import AssignedPlan
 
 CONFIG = SteeringConfig((1,))

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm.call import WAITS_FOR, first_pass
-from steerlab.engines.vllm.interrupts import PutOff
-from steerlab.engines.vllm.requests import Request
-from steerlab.engines.vllm.specs import RequestSpec
+from steerlab.engines.vllm.client.interrupts import PutOff
+from steerlab.engines.vllm.client.requests import Request
+from steerlab.engines.vllm.client.run_requests import WAITS_FOR, first_pass
+from steerlab.engines.vllm.wire.request_spec import RequestSpec
 from steerlab.steering.assign import AssignedPlan
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -166,7 +166,7 @@ def test_an_interrupt_waits_until_a_step_is_whole(engine, monkeypatch, moment):
 
 
 def test_a_plan_that_did_not_arrive_is_sent_again(engine, vector, monkeypatch):
-    from steerlab.engines.vllm import call
+    from steerlab.engines.vllm.client import run_requests as call
 
     plan = sl.Plan(sl.add(vector(1, 5), coef=2.0))
     with monkeypatch.context() as patch:

@@ -50,7 +50,7 @@ PROMPTS = ["Where did you put the keys?", "She opened the window, because the ro
 @pytest.fixture(autouse=True)
 def unwritten_memory(monkeypatch):
     """Without a cache vLLM's attention leaves its output as the memory was: full of NaN, for the probe."""
-    from steerlab.engines.vllm import wiring
+    from steerlab.engines.vllm.worker import wiring
 
     probe = wiring.probe
 

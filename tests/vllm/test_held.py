@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from steerlab.engines.vllm.held import HeldPlans
+from steerlab.engines.vllm.client.plan_cache import HeldPlans
 
 
 def plans(*names):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
-from steerlab.engines.vllm.compiled_plan import compile_plan
-from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.engines.vllm.op_torch import edit_rows
-from steerlab.engines.vllm.specs import runs_of
-from steerlab.engines.vllm.tables import Tables
+from steerlab.engines.vllm.client.compiled_plan import compile_plan
+from steerlab.engines.vllm.wire.config import SteeringConfig
+from steerlab.engines.vllm.wire.runs import runs_of
+from steerlab.engines.vllm.worker.op_torch import edit_rows
+from steerlab.engines.vllm.worker.tables import Tables
 from steerlab.steering.positions import RowPositions
 from steerlab.steering.run import PlanRun
 
@@ -120,7 +120,7 @@ def test_other_tokens_are_not_touched_and_wanted_ones_are_read():
 
 
 def test_the_registered_operator_calls_it_and_compiles():
-    import steerlab.engines.vllm.op  # noqa: F401  registers the operator
+    import steerlab.engines.vllm.worker.op  # noqa: F401  registers the operator
 
     plan = sl.Plan(sl.add(vector(0), coef=2.0, where=w.all()))
     layer = tables_for(plan).of_layer(0)
@@ -148,10 +148,10 @@ _KERNEL = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.engines.vllm.op_torch import edit_rows
-from steerlab.engines.vllm.op_triton import launch
-from steerlab.engines.vllm.tables import Tables
+from steerlab.engines.vllm.wire.config import SteeringConfig
+from steerlab.engines.vllm.worker.op_torch import edit_rows
+from steerlab.engines.vllm.worker.op_triton import launch
+from steerlab.engines.vllm.worker.tables import Tables
 
 torch.manual_seed(0)
 inf = float("inf")

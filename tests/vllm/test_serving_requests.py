@@ -16,20 +16,20 @@ from pydantic import BaseModel, ValidationError
 import steerlab as sl
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, PlanError, VectorFileError
-from steerlab.engines.vllm.compiled_plan import compile_plan
-from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.engines.vllm.packets import pack, unpack
-from steerlab.engines.vllm.serving.arguments import ServeOptions, stated_names, vllm_namespace
-from steerlab.engines.vllm.serving.fields import asked_of
-from steerlab.engines.vllm.serving.gateway import Gateway
-from steerlab.engines.vllm.serving.middleware import SteeringMiddleware
-from steerlab.engines.vllm.serving.plans import PlanMaker
-from steerlab.engines.vllm.serving.positions_json import where_of
-from steerlab.engines.vllm.serving.registry import VectorRegistry
-from steerlab.engines.vllm.serving.strict_json import read_json
-from steerlab.engines.vllm.serving.tickets import ReceiptBook, Ticket
-from steerlab.engines.vllm.serving.validation import explain
-from steerlab.engines.vllm.serving.workers import HeldPlans, Settler, Workers
+from steerlab.engines.vllm.client.compiled_plan import compile_plan
+from steerlab.engines.vllm.server.arguments import ServeOptions, stated_names, vllm_namespace
+from steerlab.engines.vllm.server.fields import asked_of
+from steerlab.engines.vllm.server.gateway import Gateway
+from steerlab.engines.vllm.server.middleware import SteeringMiddleware
+from steerlab.engines.vllm.server.plans import PlanMaker
+from steerlab.engines.vllm.server.positions_json import where_of
+from steerlab.engines.vllm.server.registry import VectorRegistry
+from steerlab.engines.vllm.server.strict_json import read_json
+from steerlab.engines.vllm.server.tickets import ReceiptBook, Ticket
+from steerlab.engines.vllm.server.validation import explain
+from steerlab.engines.vllm.server.workers import HeldPlans, Settler, Workers
+from steerlab.engines.vllm.wire.config import SteeringConfig
+from steerlab.engines.vllm.wire.packets import pack, unpack
 from steerlab.models import resolve
 
 INFO = ModelInfo("tiny", None, "0123", "none", 4, 128, 384, 512, "float32")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from steerlab.engines.vllm.specs import RequestSpec
+from steerlab.engines.vllm.wire.request_spec import RequestSpec
 
 BLOCK = 16
 PREFIX = list(range(100, 200))

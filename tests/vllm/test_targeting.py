@@ -2,7 +2,7 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
-from steerlab.engines.vllm.targeting import Row, positions_of, resolve
+from steerlab.engines.vllm.client.position_runs import Row, positions_of, resolve
 from steerlab.steering.content import PromptContent
 
 w = sl.where

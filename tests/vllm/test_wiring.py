@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from steerlab.core.errors import BackendMissingError, HookPointError, InputError
-from steerlab.engines.vllm import versions
-from steerlab.engines.vllm.config import KEY, SteeringConfig
-from steerlab.engines.vllm.layers import find_layers, stream_parts
-from steerlab.engines.vllm.probe import _check_handed_on, _rule_of, _Seen
-from steerlab.engines.vllm.wiring import check_features
+from steerlab.engines.vllm.patches import versions
+from steerlab.engines.vllm.wire.config import KEY, SteeringConfig
+from steerlab.engines.vllm.worker.layers import find_layers, stream_parts
+from steerlab.engines.vllm.worker.probe import _check_handed_on, _rule_of, _Seen
+from steerlab.engines.vllm.worker.wiring import check_features
 
 
 def test_a_missing_vllm_names_the_command(monkeypatch):
@@ -59,7 +59,7 @@ def test_vllm_finds_the_plugin():
 @pytest.mark.vllm
 def test_unsteered_requests_keep_their_block_keys():
     from steerlab.engines.vllm.patches.block_keys import block_key
-    from steerlab.engines.vllm.specs import RequestSpec
+    from steerlab.engines.vllm.wire.request_spec import RequestSpec
 
     def request(extra_args):
         return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra_args))
@@ -201,7 +201,7 @@ def test_a_stream_that_changes_between_layers_is_refused():
 @pytest.mark.vllm
 def test_a_layer_may_write_into_its_inputs():
     """As fused norms do where nothing is compiled."""
-    from steerlab.engines.vllm.probe import _watched
+    from steerlab.engines.vllm.worker.probe import _watched
 
     class Greedy(nn.Module):
         def forward(self, hidden, residual):

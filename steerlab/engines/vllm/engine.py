@@ -22,22 +22,22 @@ from steerlab.core.results import Activations, Generations, Measured, Score, Sco
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.shipped import reference_text
 from steerlab.core.text import Boundary, PromptLike, encode_prompt
-from steerlab.engines.vllm.accounts import inherited_of, receipt_of
-from steerlab.engines.vllm.call import carry_out
-from steerlab.engines.vllm.capturing import CaptureCall
-from steerlab.engines.vllm.client import Client
-from steerlab.engines.vllm.compiled_plan import wired_layer
-from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.engines.vllm.encoding import Encoder, raise_error
-from steerlab.engines.vllm.failures import require_finite
-from steerlab.engines.vllm.generating import GenerationCall, ran_tokens
-from steerlab.engines.vllm.info import describe, eos_token_ids, read_config, read_tokenizer
-from steerlab.engines.vllm.isolation import check_isolation
-from steerlab.engines.vllm.planning import Planner, Ready
-from steerlab.engines.vllm.requests import Outcome, Request
-from steerlab.engines.vllm.sampling import check_policy
-from steerlab.engines.vllm.scoring import Measures, Pair, check_measures, measured_of, score_requests, shared
-from steerlab.engines.vllm.versions import require_vllm
+from steerlab.engines.vllm.client.build_receipts import inherited_of, receipt_of
+from steerlab.engines.vllm.client.capturing import CaptureCall
+from steerlab.engines.vllm.client.compiled_plan import wired_layer
+from steerlab.engines.vllm.client.connection import Client
+from steerlab.engines.vllm.client.encoding import Encoder, raise_error
+from steerlab.engines.vllm.client.failures import require_finite
+from steerlab.engines.vllm.client.generating import GenerationCall, ran_tokens
+from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_config, read_tokenizer
+from steerlab.engines.vllm.client.isolation import check_isolation
+from steerlab.engines.vllm.client.ready_plans import Planner, Ready
+from steerlab.engines.vllm.client.requests import Outcome, Request
+from steerlab.engines.vllm.client.run_requests import carry_out
+from steerlab.engines.vllm.client.sampling import check_policy
+from steerlab.engines.vllm.client.scoring import Measures, Pair, check_measures, measured_of, score_requests, shared
+from steerlab.engines.vllm.patches.versions import require_vllm
+from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
 from steerlab.steering.assign import PlanArgument

@@ -6,7 +6,7 @@ that fails, so the engine asks every worker whether it is wired and refuses to s
 
 import logging
 
-from steerlab.engines.vllm.versions import installed_version, is_supported
+from steerlab.engines.vllm.patches.versions import installed_version, is_supported
 
 _logger = logging.getLogger(__name__)
 
@@ -18,21 +18,21 @@ def register() -> None:
         _logger.warning("steerlab's vLLM plugin does not know vLLM %s and leaves it alone.", version)
         return
     from steerlab.engines.vllm.patches import (
-        arrivals,
         block_keys,
         cache_hits,
         failed_rows,
-        interrupts,
+        grouped_admission,
+        load_model,
+        own_process_group,
         shared_prefixes,
-        worker,
         zeroed_blocks,
     )
 
-    worker.install()
+    load_model.install()
     block_keys.install()
     cache_hits.install()
     shared_prefixes.install()
-    arrivals.install()
-    interrupts.install()
+    grouped_admission.install()
+    own_process_group.install()
     zeroed_blocks.install()
     failed_rows.install()

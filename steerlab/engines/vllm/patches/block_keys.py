@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from steerlab.engines.vllm.patches.replacing import replace_function
-from steerlab.engines.vllm.specs import RequestSpec
+from steerlab.engines.vllm.wire.request_spec import RequestSpec
 
 _IMPORTERS = ("vllm.v1.core.block_pool", "vllm.v1.simple_kv_offload.manager")
 _PARSED, _EDITING = "_steerlab_spec", "_steerlab_editing"

@@ -12,7 +12,7 @@ import functools
 import time
 from typing import Any
 
-from steerlab.engines.vllm.config import SteeringConfig
+from steerlab.engines.vllm.wire.config import SteeringConfig
 
 _MARK = "_steerlab_installed"
 

@@ -10,8 +10,8 @@ edits then gets the same error.
 from collections.abc import Callable
 from typing import Any
 
-from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.patches.replacing import replace_function
+from steerlab.engines.vllm.wire.config import SteeringConfig
 
 _IMPORTERS = ("vllm.v1.engine.core",)
 _MARK, _STEERED = "_steerlab_installed", "_steerlab_steered"

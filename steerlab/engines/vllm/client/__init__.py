@@ -1,0 +1,1 @@
+"""What runs in the caller's process: plans made ready, requests made and run, receipts of what came back."""

@@ -1,0 +1,76 @@
+"""Receipts from what the workers counted, positions inherited from the prefix cache included."""
+
+from collections.abc import Sequence
+
+from steerlab.core.errors import ReceiptError
+from steerlab.core.receipts import EditReceipt, Inherited, Receipt, mean_change
+from steerlab.engines.vllm.client.requests import Outcome, Request
+from steerlab.engines.vllm.wire.runs import Runs, clip, merged, positions_in, size
+
+
+def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
+    """The checked receipt of one row.
+
+    Args:
+        request: what was asked for.
+        outcome: what the workers counted.
+        length: tokens of the row that its result rests on; what ran beyond them is left out.
+
+    Raises:
+        ReceiptError: if an edit reached other positions than the plan implies, or a position was neither run nor
+            inherited.
+    """
+    given, compiled = request.assigned.given_hash, request.compiled
+    if compiled is None:
+        return Receipt(request.prompt_index, request.row_index, given)
+    _check_covered(request, outcome, length)
+    sizes = [_sizes(runs, outcome, length) for runs in request.groups]
+    entries = []
+    for index, (label, group) in enumerate(zip(compiled.labels, compiled.groups, strict=True)):
+        expected, beyond = sizes[group]
+        counted, change = outcome.tally.get(index, (0.0, 0.0))
+        mean = mean_change(change, int(counted))
+        point, layer, operator, vector = label
+        entries.append(EditReceipt(point, layer, operator, int(counted) - beyond, expected, mean, vector=vector))
+    return Receipt(request.prompt_index, request.row_index, given, tuple(entries)).check()
+
+
+def inherited_of(request: Request, outcome: Outcome, length: int) -> Inherited:
+    """Which edited positions of a row came from the prefix cache."""
+    groups = () if request.compiled is None else request.compiled.groups
+    if not groups:
+        return Inherited(request.row_index, ())
+    found = [tuple(positions_in(_inherited(runs, outcome, length))) for runs in request.groups]
+    return Inherited(request.row_index, tuple(found[group] for group in groups))
+
+
+def _sizes(runs: Runs, outcome: Outcome, length: int) -> tuple[int, int]:
+    """Edits that a group of positions implies, and by how many a worker's count exceeds them if all is well."""
+    return size(clip(runs, 0, length)), _surplus(runs, outcome, length) - size(_inherited(runs, outcome, length))
+
+
+def _inherited(runs: Runs, outcome: Outcome, length: int) -> Runs:
+    """Edited positions before all that ran, be it only after a preemption."""
+    return clip(runs, 0, min(_start(outcome), length))
+
+
+def _start(outcome: Outcome) -> int:
+    return min(first for first, _ in outcome.ran)
+
+
+def _surplus(runs: Runs, outcome: Outcome, length: int) -> int:
+    """Edits that were made twice, after a preemption, or past the row's end, by a step that was already under way."""
+    made = sum(size(clip(runs, first, last)) for first, last in outcome.ran)
+    kept = sum(size(clip(runs, first, min(last, length))) for first, last in merged(outcome.ran) if first < length)
+    return made - kept
+
+
+def _check_covered(request: Request, outcome: Outcome, length: int) -> None:
+    """Every position from the first that ran up to the row's end must have run."""
+    start = _start(outcome)
+    covered: Sequence[tuple[int, int]] = clip(merged(outcome.ran), start, length)
+    if start < length and size(covered) != length - start:
+        raise ReceiptError(
+            f"Row {request.row_index}: of positions {start} to {length - 1} only {list(covered)} went through the "
+            "model. The result cannot be trusted."
+        )

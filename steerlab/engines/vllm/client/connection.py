@@ -1,0 +1,235 @@
+"""The vLLM engine behind ours: started with steering wired in, asked, and shut down without leftovers."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from steerlab.core.errors import EngineError, HookPointError, InputError
+from steerlab.engines.vllm.client.log_file import log_of
+from steerlab.engines.vllm.client.plan_cache import HeldPlans
+from steerlab.engines.vllm.client.processes import be_patient, descendants, end
+from steerlab.engines.vllm.plugin import register
+from steerlab.engines.vllm.wire.config import KEY, SteeringConfig
+from steerlab.engines.vllm.wire.packets import pack, unpack
+from steerlab.engines.vllm.wire.shutdown import GRACE
+
+_OURS = ("logprobs_mode", "generation_config", "runner")
+
+
+class Client:
+    """A running vLLM whose workers are wired.
+
+    Args:
+        path: the model directory.
+        config: what to wire.
+        arguments: further arguments of `vllm.LLM`.
+
+    Raises:
+        InputError, HookPointError: if the engine cannot steer this model, or a feature is on that it cannot work with.
+        EngineError: if vLLM does not start; the message names its log.
+    """
+
+    def __init__(self, path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> None:
+        taken = [name for name in _OURS if name in arguments]
+        if taken:
+            raise InputError(f"{', '.join(taken)} is set by steerlab and cannot be passed to VLLMEngine.")
+        self.log = log_of(name for name, value in arguments.items() if value is not None)
+        before = set(descendants())
+        with self.log.starting():
+            self.llm: Any = _start(path, config, arguments)
+        self.config = config
+        self.held = HeldPlans()
+        self._lock = threading.Lock()
+        self._n_threads = torch.get_num_threads()
+        self._is_torn = False
+        self._processes = [process for process in descendants() if process not in before]
+        try:
+            self.workers = self._check_wired()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_wired(self) -> list[dict[str, Any]]:
+        """What every worker says of itself."""
+        try:
+            workers = [header for header, _ in self.ask("describe")]
+        except Exception as error:  # whatever crosses the process boundary
+            raise InputError(f"{NOT_LOADED} {self.log}.") from error
+        return check_workers(workers, self.config)
+
+    @contextlib.contextmanager
+    def one_call(self) -> Iterator[None]:
+        """Lets in one thread at a time, with as many threads of torch's as there were when the engine started.
+
+        Torch keeps that number for each thread; vLLM on a CPU, in this process, ends with an error if it differs.
+        """
+        with self._lock:
+            own = torch.get_num_threads()
+            torch.set_num_threads(self._n_threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(own)
+
+    def ask(
+        self, command: str, header: Any = None, arrays: Mapping[str, np.ndarray] | None = None
+    ) -> list[tuple[Any, dict[str, np.ndarray]]]:
+        """Sends a command to every worker; their answers in order of rank.
+
+        Raises:
+            EngineError: if a worker has died.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._check_whole()
+        try:
+            answers = self.llm.collective_rpc("steerlab", args=(command, pack(header, arrays)))
+        except EngineDeadError as error:
+            raise EngineError(f"{_DEAD} {self.log}.") from error
+        return [unpack(answer) if answer else (None, {}) for answer in answers]
+
+    def run(
+        self, prompts: Sequence[Mapping[str, Any]], params: Sequence[Any], what: str, check: Callable[[], None]
+    ) -> list[Any]:
+        """Runs requests; their outputs in order.
+
+        Args:
+            prompts: as vLLM takes them, asked for one by one.
+            params: one for each, asked for as often.
+            what: names the call, on a bar that a terminal or a notebook shows once two seconds have gone by.
+            check: called where the call may be interrupted.
+
+        Raises:
+            EngineError: if a worker dies on the way, or an earlier call was cut off.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._check_whole()
+        engine = self.llm.llm_engine
+        outputs: list[Any] = []
+        try:
+            self.llm.enqueue(prompts, params, use_tqdm=False)
+            with tqdm(total=len(prompts), desc=what, delay=2.0, leave=False, disable=None) as bar:
+                while engine.has_unfinished_requests():
+                    self._await_output(check)
+                    finished = [output for output in engine.step() if output.finished]
+                    outputs += finished
+                    bar.update(len(finished))
+        except EngineDeadError as error:
+            raise EngineError(f"{_DEAD} {self.log}.") from error
+        return sorted(outputs, key=lambda output: int(output.request_id))
+
+    def _await_output(self, check: Callable[[], None]) -> None:
+        """Waits until vLLM's own step need not: an interrupt then takes effect at once."""
+        check()
+        arrived = getattr(self.llm.llm_engine.engine_core, "outputs_queue", None)
+        if arrived is None:  # the engine is in this process, and works within the step
+            return
+        with arrived.not_empty:
+            while not arrived.queue:
+                arrived.not_empty.wait(_PATIENCE)
+                check()
+
+    @property
+    def pass_size(self) -> tuple[int, int]:
+        """How many tokens, and how many requests, go through the model at once."""
+        scheduler = self.vllm_config.scheduler_config
+        return scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+
+    def abandon(self, rows: Sequence[str]) -> None:
+        """Ends what a call has left behind that did not end by itself, so that the next call does not find it."""
+        with contextlib.suppress(Exception):  # what went wrong before is what the caller must hear of
+            engine = self.llm.llm_engine
+            engine.abort_request(list(engine.output_processor.request_states), internal=True)
+            self.ask("forget", list(rows))
+            engine.reset_prefix_cache()  # it names blocks that were to be filled, and may not have been
+
+    def give_up(self) -> None:
+        """Notes that a message to the engine may have been cut off."""
+        self._is_torn = True
+
+    def _check_whole(self) -> None:
+        if self._is_torn:
+            raise EngineError(_TORN)
+
+    @property
+    def vllm_config(self) -> Any:
+        """The configuration that vLLM arrived at."""
+        return self.llm.llm_engine.vllm_config
+
+    def close(self) -> None:
+        """Ends the workers and waits for them; one that hangs is killed."""
+        core = self.llm.llm_engine.engine_core
+        in_process = hasattr(core, "engine_core")
+        core.shutdown(timeout=GRACE)
+        self.llm = None
+        end(self._processes)
+        if in_process:
+            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
+
+
+def _start(path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> Any:
+    be_patient()
+    register()
+    from vllm import LLM
+
+    return LLM(
+        model=path,
+        logprobs_mode="raw_logprobs",
+        generation_config="vllm",
+        **{**arguments, "additional_config": {**arguments.get("additional_config", {}), KEY: config.to_json()}},
+    )
+
+
+def check_workers(workers: list[dict[str, Any]], config: SteeringConfig) -> list[dict[str, Any]]:
+    """What workers say of themselves, if together they are wired as asked.
+
+    Raises:
+        HookPointError: otherwise.
+    """
+    for worker in workers:
+        if not worker["wired"]:
+            raise HookPointError(worker["reason"] or NOT_LOADED)
+    missing = set(config.layers) - {layer for worker in workers for layer in worker["layers"]}
+    if missing:
+        raise HookPointError(f"No worker holds the layers {sorted(missing)}, so they cannot be wired.")
+    _check_ranks_agree(workers)
+    return workers
+
+
+def _check_ranks_agree(workers: Sequence[Mapping[str, Any]]) -> None:
+    """Tensor-parallel ranks of one pipeline stage must hold the same stream, to be edited alike."""
+    stages: dict[int, Mapping[str, Any]] = {}
+    for worker in workers:
+        first = stages.setdefault(worker["pp"], worker)
+        same = worker["rule"] == first["rule"] and np.allclose(worker["digest"], first["digest"], rtol=1e-2)
+        if not same:
+            raise HookPointError(
+                f"Tensor-parallel ranks {first['tp']} and {worker['tp']} hold different streams after the layers of "
+                "one stage; this family cannot be steered inside vLLM under tensor parallelism."
+            )
+
+
+NOT_LOADED = (
+    "A vLLM worker is not wired for steering: its process did not load steerlab's plugin. Check that steerlab is "
+    "installed in the environment that vLLM runs in (its entry point `vllm.general_plugins`), and that VLLM_PLUGINS, "
+    "if set, names `steerlab`."
+)
+_PATIENCE = 0.2
+"""Seconds after which an interrupt is looked for."""
+
+_TORN = (
+    "A call on this engine was interrupted twice, and what was cut off may have been half a message to vLLM. Close it "
+    "and start a new one; a single interrupt ends a call as soon as the engine can bear it."
+)
+_DEAD = (
+    "vLLM's engine has died: one of its worker processes failed or was killed. The requests of this call are lost. "
+    "Close this engine and start a new one."
+)

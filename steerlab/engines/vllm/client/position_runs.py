@@ -1,0 +1,99 @@
+"""Positions as runs: what a plan's sets hold in one request, found before it is submitted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from steerlab.core.errors import PlanError
+from steerlab.engines.vllm.wire.runs import Runs, runs_of
+from steerlab.steering.content import PromptContent, marks_for
+from steerlab.steering.positions import RowPositions
+from steerlab.steering.sets import Ids, Marked, Where
+
+KEPT_RUNS = 1024
+"""Sets of positions that are kept, the longest unused dropped first."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The tokens that a request will run through the model.
+
+    Attributes:
+        token_ids: those that are known before it runs: the prompt, or prompt and target.
+        prompt_len: how many of them are the prompt.
+        length: how many tokens may run at most; those beyond `token_ids` are generated.
+        content: the prompt they came from.
+    """
+
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    length: int
+    content: PromptContent
+
+
+def resolve(wheres: Sequence[Where], row: Row, max_runs: int) -> tuple[Runs, ...]:
+    """The positions of each set in a row.
+
+    Raises:
+        PlanError: if positions depend on tokens that are not generated yet, or fall into more runs than there is room
+            for.
+    """
+    if any(isinstance(leaf, Ids | Marked) for where in wheres for leaf in where.leaves()):
+        found = _found(wheres, row)
+    else:
+        found = _alike(tuple(wheres), row.prompt_len, row.length)
+    for where, runs in zip(wheres, found, strict=True):
+        if len(runs) > max_runs:
+            raise PlanError(
+                f"{where} selects {len(runs)} separate runs of positions in prompt {row.content.index}; this engine "
+                f"was started with max_runs={max_runs}. Start it with max_runs={len(runs)}."
+            )
+    return found
+
+
+@lru_cache(maxsize=KEPT_RUNS)
+def _alike(wheres: tuple[Where, ...], prompt_len: int, length: int) -> tuple[Runs, ...]:
+    """Without a look at tokens and texts, rows of one length are alike."""
+    rows = RowPositions.of_rows([length], [prompt_len])
+    return tuple(runs_of(where.resolve(rows)[0].numpy()) for where in wheres)
+
+
+def _found(wheres: Sequence[Where], row: Row) -> tuple[Runs, ...]:
+    marks = marks_for(wheres, [row.content])
+    found = []
+    for where in wheres:
+        masks = [_mask(where, row, marks, filler) for filler in _fillers(where, row)]
+        if any(not np.array_equal(mask, masks[0]) for mask in masks[1:]):
+            raise PlanError(
+                f"{where} depends on tokens that are still to be generated, which this engine cannot look at before "
+                "they run; restrict it to the prompt, e.g. `... & sl.where.prompt()`."
+            )
+        found.append(runs_of(masks[0]))
+    return tuple(found)
+
+
+def _mask(where: Where, row: Row, marks: Any, filler: int) -> np.ndarray:
+    ids = [*row.token_ids, *[filler] * (row.length - len(row.token_ids))][: row.length]
+    return where.resolve(RowPositions.of_tokens([ids], [row.prompt_len], marks))[0].numpy()
+
+
+def _fillers(where: Where, row: Row) -> list[int]:
+    """Tokens to try in the place of generated ones: each that the set looks for, and one that it does not."""
+    sought = {i for leaf in where.leaves() if isinstance(leaf, Ids) for i in leaf.token_ids}
+    if row.length <= len(row.token_ids):
+        return [0]
+    return [*sorted(sought), max(sought, default=-1) + 1]
+
+
+def positions_of(where: Where, row: Row) -> Runs:
+    """The positions of one set in a row whose tokens are all known, in any number of runs."""
+    marks = marks_for([where], [row.content])
+    return runs_of(_mask(where, row, marks, 0))
+
+
+def no_content(token_ids: Sequence[int]) -> PromptContent:
+    """A prompt of which only the tokens are known."""
+    return PromptContent(0, 1, tuple(token_ids))

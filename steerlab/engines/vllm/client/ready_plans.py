@@ -1,0 +1,80 @@
+"""Plans of a call made ready: checked, resolved and compiled, each row by itself, so that a bad one can fail alone."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from steerlab.core.engine import ModelInfo
+from steerlab.core.errors import PlanError, SteerlabError
+from steerlab.engines.vllm.client.compiled_plan import CompiledPlan, compile_plan
+from steerlab.engines.vllm.client.position_runs import Row, resolve
+from steerlab.engines.vllm.wire.config import SteeringConfig
+from steerlab.engines.vllm.wire.runs import Runs
+from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, plan_key
+from steerlab.steering.plan import Plan
+
+Ready = tuple[AssignedPlan, CompiledPlan | None]
+
+KEPT_PLANS = 1024
+"""How many plans an engine keeps ready."""
+
+
+@dataclass
+class Planner:
+    """Makes plans ready; each distinct plan once.
+
+    Attributes:
+        config: what is wired.
+        info: the model.
+        median_norm: of the stream, by layer and site.
+        kept: plans made ready earlier, the longest unused first; an engine keeps them from call to call.
+    """
+
+    config: SteeringConfig
+    info: ModelInfo
+    median_norm: Callable[[int, str], float]
+    kept: OrderedDict[Any, Ready] = field(default_factory=OrderedDict)
+    _failed: dict[Any, SteerlabError] = field(default_factory=dict)
+
+    def plans(self, plan: PlanArgument, n_prompts: int) -> list["Ready | SteerlabError"]:
+        """One plan per prompt, or what is wrong with it.
+
+        Raises:
+            PlanError: for a list of another length, or something that is not a plan.
+        """
+        if not isinstance(plan, list | tuple):
+            return [self._ready(plan)] * n_prompts
+        given: list[Any] = list(plan)
+        if len(given) != n_prompts:
+            raise PlanError(f"A list of plans holds one per prompt: got {len(given)} plans for {n_prompts} prompts.")
+        return [self._ready(one) for one in given]
+
+    def _ready(self, plan: Any) -> "Ready | SteerlabError":
+        key = plan_key(plan) if isinstance(plan, Plan | None) else object()  # no plan is like what is none
+        if key in self._failed:
+            return self._failed[key]
+        if key not in self.kept:
+            try:
+                self.kept[key] = self._make(plan)
+            except SteerlabError as error:
+                self._failed[key] = error
+                return error
+        self.kept.move_to_end(key)
+        while len(self.kept) > KEPT_PLANS:
+            self.kept.popitem(last=False)
+        return self.kept[key]
+
+    def _make(self, plan: Any) -> Ready:
+        (assigned,) = assign_plans([plan], 1, self.info, self.median_norm)
+        return assigned, compile_plan(assigned.plan, self.config) if len(assigned.plan) else None
+
+    def positions(self, compiled: CompiledPlan | None, row: Row) -> tuple[Runs, ...]:
+        """The positions of each group of a plan's edits in a row.
+
+        Raises:
+            PlanError: if they cannot be known, or do not fit.
+        """
+        if compiled is None:
+            return ()
+        return resolve(compiled.wheres, row, self.config.max_runs)

@@ -1,0 +1,112 @@
+"""One row of a call on its way: what is submitted to vLLM for it, and what came back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
+from steerlab.engines.vllm.wire.request_spec import Group, RequestSpec, ScoreSpec, SharedPrefix
+from steerlab.engines.vllm.wire.runs import Runs
+from steerlab.steering.assign import AssignedPlan
+
+_NOWHERE = np.zeros(0, dtype=np.int64)
+_NOTHING = np.zeros((0, 0), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to vLLM.
+
+    Attributes:
+        prompt_index: the caller's prompt.
+        row_index: its place in the call's result.
+        first_ids: what is submitted.
+        arguments: of vLLM's SamplingParams.
+        assigned: the plan as assigned to the prompt; None if nothing is steered in this call.
+        compiled: the plan in the operator's terms; None without edits.
+        groups: the positions of each group of its edits.
+        read: positions whose activations are wanted.
+        score: predictions that are measured.
+        draw: whether log q of every sampled token is wanted.
+        cache_salt: the caller's own salt for the prefix cache.
+        prefix: names requests of its call that begin with the same tokens and edits, and how many.
+        further_ids: what is submitted after `first_ids`; requests with the same beginning hold it once.
+    """
+
+    prompt_index: int
+    row_index: int
+    first_ids: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    assigned: AssignedPlan
+    compiled: CompiledPlan | None = None
+    groups: tuple[Runs, ...] = ()
+    read: Runs = ()
+    score: ScoreSpec | None = None
+    draw: bool = False
+    cache_salt: str | None = None
+    prefix: SharedPrefix | None = None
+    further_ids: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All that is submitted."""
+        return self.first_ids + self.further_ids
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens are submitted."""
+        return len(self.first_ids) + len(self.further_ids)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is edited, read or measured."""
+        return self.compiled is not None or bool(self.read) or self.score is not None or self.draw
+
+    def spec(self, row: str, group: Group | None = None) -> RequestSpec | None:
+        """What scheduler and workers are told; None if there is nothing to do."""
+        if not self.has_work:
+            return None
+        plan = None if self.compiled is None else self.compiled.fingerprint
+        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix, group)
+
+    def prompt(self) -> dict[str, Any]:
+        """As vLLM takes a prompt."""
+        salt = {} if self.cache_salt is None else {"cache_salt": self.cache_salt}
+        return {"prompt_token_ids": [*self.first_ids, *self.further_ids], **salt}
+
+
+@dataclass
+class Outcome:
+    """What came back for one request.
+
+    Attributes:
+        output: vLLM's RequestOutput.
+        ran: runs of positions that went through the model.
+        tally: per edit of the plan, tokens edited and summed ‖Δx‖/‖x‖.
+        read: positions that were read, in order.
+        streams: per layer, their activations, float32 [positions, d_model].
+        at: which predictions were measured, each once and in order: tokens of its `score`, or for log q the positions.
+        measured: per quantity with one value a prediction, those values, float32 [quantities, predictions].
+        distribution: log-distributions of these predictions, float32 [predictions, d_vocab], if asked for.
+    """
+
+    output: Any
+    ran: list[tuple[int, int]] = field(default_factory=list)
+    tally: dict[int, tuple[float, float]] = field(default_factory=dict)
+    read: list[int] = field(default_factory=list)
+    streams: dict[int, Any] = field(default_factory=dict)
+    at: np.ndarray = field(default_factory=lambda: _NOWHERE)
+    measured: np.ndarray = field(default_factory=lambda: _NOTHING)
+    distribution: np.ndarray | None = None
+
+    @property
+    def end(self) -> int:
+        """The position after the last one that went through the model."""
+        return max((last for _, last in self.ran), default=0)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether vLLM ended it because its logits were not finite."""
+        return any(one.finish_reason == "error" for one in self.output.outputs)

@@ -1,0 +1,221 @@
+"""Where steered requests enter vLLM's engine and leave it.
+
+Wraps two methods of the server's AsyncLLM, on the instance: `generate`, which sees a request's tokens before it is
+submitted, and its engine client's `add_request_async`, which sees each of its samples under the name it runs by.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from copy import copy
+from typing import Any
+
+from steerlab.core.errors import InputError, PromptError, SteerlabError
+from steerlab.core.not_finite import not_finite
+from steerlab.engines.vllm.client.build_receipts import inherited_of, receipt_of
+from steerlab.engines.vllm.client.position_runs import Row
+from steerlab.engines.vllm.client.requests import Request
+from steerlab.engines.vllm.server.plans import PlanMaker, ReadyPlan
+from steerlab.engines.vllm.server.sample_counts import SampleCounts
+from steerlab.engines.vllm.server.tickets import ReceiptBook, Ticket, receipt_json
+from steerlab.engines.vllm.server.workers import HeldPlans, Settler, Workers
+from steerlab.engines.vllm.wire.config import KEY
+from steerlab.engines.vllm.wire.request_spec import RequestSpec
+from steerlab.steering.content import PromptContent
+
+FIELD = "steering"
+
+
+class Gateway:
+    """Hands steered requests to the engine, and takes their receipts.
+
+    Args:
+        engine: vLLM's AsyncLLM; its methods are wrapped.
+        maker: makes plans; None in a server that does not steer, which refuses whatever asks for it.
+        tokenizer: the model's own; None if text cannot be looked at.
+    """
+
+    def __init__(self, engine: Any, maker: PlanMaker | None, tokenizer: Any = None) -> None:
+        self.maker, self.book = maker, ReceiptBook()
+        self.workers = Workers(engine)
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._plans, self._settler = HeldPlans(self.workers), Settler(self.workers)
+        self._tickets: dict[str, Ticket] = {}
+        self._claims: dict[str, _Claim] = {}
+        self._leftover: set[asyncio.Task[None]] = set()
+        self._generate, self._submit = engine.generate, engine.engine_core.add_request_async
+        engine.generate = self._wrapped_generate
+        engine.engine_core.add_request_async = self._wrapped_submit
+
+    def issue(self, ready: ReadyPlan, name: str | None = None) -> Ticket:
+        """A ticket for a request that will run under a plan."""
+        ticket = Ticket(ready, "")
+        ticket.name = ticket.id if name is None else name
+        self._tickets[ticket.id] = ticket
+        return ticket
+
+    def retire(self, ticket: Ticket) -> None:
+        """Ends a ticket: nothing more can enter the engine with it."""
+        self._tickets.pop(ticket.id, None)
+
+    def _wrapped_generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> Any:
+        """Replaces `AsyncLLM.generate`; a request without steering gets vLLM's own generator."""
+        arguments = getattr(sampling_params, "extra_args", None) or {}
+        if KEY not in arguments and FIELD not in arguments:
+            return self._generate(prompt, sampling_params, request_id, **options)
+        ticket = self._tickets.get(str(arguments.get(KEY)))
+        if ticket is None or FIELD in arguments:
+            from vllm.exceptions import VLLMValidationError
+
+            raise VLLMValidationError("Steering can be asked for on /v1/completions and /v1/chat/completions only.")
+        index, ticket.n_prompts = ticket.n_prompts, ticket.n_prompts + 1
+        return self._steered(ticket, index, prompt, sampling_params, request_id, options)
+
+    async def _steered(
+        self, ticket: Ticket, index: int, prompt: Any, params: Any, request_id: str, options: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        try:
+            claim = self._claim(ticket, index, prompt, params, request_id)
+        except SteerlabError as error:
+            ticket.problem = error
+            raise
+        ticket.reached = True
+        await self._plans.hold(ticket.ready.compiled)
+        self._claims[claim.key] = claim
+        outputs = self._generate(prompt, claim.marked(params), request_id, **options)
+        try:
+            async for output in outputs:
+                claim.counts.add(output)
+                failed = any(sample.finish_reason == "error" for sample in output.outputs)
+                if output.finished:
+                    await self._settle(claim, failed=failed)
+                if failed:
+                    assert self.maker is not None
+                    ticket.problem = not_finite(f"The logits of prompt {index}", self.maker.info.dtype, steered=True)
+                    raise ticket.problem
+                yield output
+        finally:
+            await outputs.aclose()
+            self._in_background(self._end(claim))
+
+    def _claim(self, ticket: Ticket, index: int, prompt: Any, params: Any, request_id: str) -> "_Claim":
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+        if ids is None:
+            raise PromptError("steering needs a prompt of text or tokens; prompt embeddings have no positions to name.")
+        assert self.maker is not None
+        context = self.maker.info.context_length
+        room = context - len(ids) if params.max_tokens is None else params.max_tokens
+        row = Row(
+            token_ids=tuple(ids),
+            prompt_len=len(ids),
+            length=min(len(ids) + room, context),
+            content=PromptContent(0, 1, tuple(ids), None, self._tokenizer),
+        )
+        try:
+            groups = self.maker.planner().positions(ticket.ready.compiled, row)
+        except SteerlabError as error:
+            raise InputError(f"steering: {error}") from error
+        return _Claim(ticket, index, tuple(ids), groups, f"{ticket.id}/{request_id}", params)
+
+    async def _wrapped_submit(self, request: Any) -> Any:
+        """Replaces the engine client's `add_request_async`: each sample of a request has an account of its own."""
+        params = request.sampling_params
+        spec = RequestSpec.of(params)
+        if spec is not None:
+            self._claims[spec.row].rows.append(request.request_id)
+            request.sampling_params = _with_spec(params, RequestSpec(request.request_id, spec.plan, spec.groups))
+        return await self._submit(request)
+
+    async def _settle(self, claim: "_Claim", *, failed: bool = False) -> None:
+        """Takes and checks the receipts of a request whose samples have all ended.
+
+        Args:
+            claim: the request's.
+            failed: whether a sample ended because its logits were not finite; how far each ran is then what ran.
+
+        Raises:
+            ReceiptError: if an edit reached other positions than the plan implies.
+        """
+        if claim.may_run_on:
+            await self._stop(claim)
+        outcomes = await self._settler.settle(claim.rows)
+        claim.settled = True
+        for sample, row in enumerate(claim.rows):
+            request, length = claim.request(sample), claim.length(sample)
+            if failed:
+                length = min(length, outcomes[row].end)
+            receipt = receipt_of(request, outcomes[row], length)
+            inherited = inherited_of(request, outcomes[row], length)
+            claim.ticket.receipts.append(receipt_json(receipt, claim.index, inherited.positions))
+        self.book.enter(claim.ticket)
+
+    async def _stop(self, claim: "_Claim") -> None:
+        """Makes sure that no pass follows: an account is closed after the last one."""
+        if claim.rows:
+            await self._engine.engine_core.abort_requests_async(claim.rows)
+
+    async def _end(self, claim: "_Claim") -> None:
+        """Frees what a request held, also if it was broken off."""
+        try:
+            if claim.rows and not claim.settled:
+                await self._stop(claim)
+                await self._settler.settle(claim.rows)
+        finally:
+            self._claims.pop(claim.key, None)
+            await self._plans.release(claim.ticket.ready.compiled)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._leftover.add(task)
+        task.add_done_callback(self._leftover.discard)
+        task.add_done_callback(_note_failure)
+
+
+class _Claim:
+    """One prompt of a steered request, inside the engine.
+
+    Attributes:
+        ticket: the request's.
+        index: which of its prompts.
+        token_ids: the prompt.
+        groups: the positions of each group of the plan's edits.
+        key: names it until its samples have names of their own.
+        counts: tokens that its samples have so far.
+        rows: names of its samples, in order.
+        may_run_on: whether the engine may not know yet that it has ended: stop strings are found outside of it.
+        settled: whether the workers have handed over its accounts.
+    """
+
+    def __init__(
+        self, ticket: Ticket, index: int, token_ids: tuple[int, ...], groups: Any, key: str, params: Any
+    ) -> None:
+        self.ticket, self.index, self.token_ids, self.groups, self.key = ticket, index, token_ids, groups, key
+        self.counts = SampleCounts(params)
+        self.rows: list[str] = []
+        self.may_run_on = bool(params.stop)
+        self.settled = False
+
+    def marked(self, params: Any) -> Any:
+        """The sampling parameters with the plan and its positions in them."""
+        return _with_spec(params, RequestSpec(self.key, self.ticket.ready.compiled.fingerprint, self.groups))
+
+    def request(self, sample: int) -> Request:
+        """A sample, as receipts are made of."""
+        ready = self.ticket.ready
+        return Request(self.index, sample, self.token_ids, {}, ready.assigned, ready.compiled, self.groups)
+
+    def length(self, sample: int) -> int:
+        """Tokens that a sample's text rests on: its last one drives nothing."""
+        return len(self.token_ids) + max(0, self.counts.of(sample) - 1)
+
+
+def _with_spec(params: Any, spec: RequestSpec) -> Any:
+    marked = copy(params)
+    marked.extra_args = {**(params.extra_args or {}), **spec.to_args()}
+    return marked
+
+
+def _note_failure(task: "asyncio.Task[None]") -> None:
+    """A dead engine says so itself; here nobody waits for the answer."""
+    if not task.cancelled():
+        task.exception()

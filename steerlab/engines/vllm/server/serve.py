@@ -1,0 +1,178 @@
+"""Starts vLLM's OpenAI-compatible server with steering in it, and runs it until it is told to stop."""
+
+import signal
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from steerlab.core.hook_points import resolve_layers
+from steerlab.engines.vllm.client.info import describe, read_config, read_tokenizer
+from steerlab.engines.vllm.client.log_file import Log, log_of
+from steerlab.engines.vllm.client.processes import be_patient
+from steerlab.engines.vllm.patches.versions import require_vllm
+from steerlab.engines.vllm.plugin import register
+from steerlab.engines.vllm.server.answers import InfoEndpoints
+from steerlab.engines.vllm.server.arguments import ServeOptions, stated_names, vllm_namespace
+from steerlab.engines.vllm.server.gateway import Gateway
+from steerlab.engines.vllm.server.middleware import SteeringMiddleware
+from steerlab.engines.vllm.server.plans import PlanMaker
+from steerlab.engines.vllm.server.registry import VectorRegistry
+from steerlab.engines.vllm.server.startup import check_server
+from steerlab.engines.vllm.server.validation import refuse
+from steerlab.engines.vllm.wire.config import SteeringConfig
+from steerlab.engines.vllm.wire.shutdown import GRACE
+from steerlab.models import resolve
+
+
+def serve(options: ServeOptions) -> None:
+    """Serves until SIGINT or SIGTERM.
+
+    Args:
+        options: what to serve, and how.
+
+    Raises:
+        BackendMissingError: without vLLM, or with a version that is not supported.
+        ModelNotFoundError: if there is no such model.
+        InputError, HookPointError, VectorFileError: for what cannot be served as asked.
+        EngineError: if vLLM does not start, or dies; the message names its log.
+    """
+    require_vllm()
+    registry = VectorRegistry.read(options.vectors)
+    found = resolve(options.model)
+    hf_config = read_config(found.path)
+    config = None
+    if options.layers is not None:
+        wired = resolve_layers(options.layers, int(hf_config.get_text_config().num_hidden_layers))
+        config = SteeringConfig(tuple(wired), options.max_directions, options.max_runs, capture_tokens=0, score_bytes=0)
+    log = log_of(stated_names(options.vllm_arguments))
+    be_patient()
+    with log.collecting():
+        register()
+        import uvloop
+        from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+        from vllm.logger import configure_logging_from_args
+
+    args = vllm_namespace(options, found, config)
+
+    def gateway(engine: Any) -> Gateway:
+        if config is None:
+            return Gateway(engine, None)
+        tokenizer = None if args.skip_tokenizer_init else read_tokenizer(found.path)
+        info = describe(found, hf_config, engine.model_config)
+        return Gateway(engine, PlanMaker(registry, config, info), tokenizer)
+
+    with log.starting():
+        cli_env_setup()
+        configure_logging_from_args(args)
+        uvloop.run(_run(args, gateway, log))
+    log.keep()
+
+
+async def _run(args: Namespace, make_gateway: Any, log: Log) -> None:
+    """As vLLM's `run_server`, with the gateway between engine and application."""
+    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.utils.system_utils import decorate_logs
+
+    decorate_logs("APIServer", skip_if_decorated=True)
+    signal.signal(signal.SIGTERM, _interrupt)  # until the HTTP server has handlers of its own
+    address, sock = setup_server(args, reuse_port=False)
+    try:
+        async with build_async_engine_client(args) as engine:
+            engine.shutdown = _patient(engine.shutdown)
+            gateway = make_gateway(engine)
+            if gateway.maker is not None:
+                await check_server(gateway, engine)
+                _announce(gateway.maker, log)
+            dtype = str(engine.model_config.dtype).removeprefix("torch.")
+            served = f"{', '.join(args.served_model_name)} in {dtype} is served on {address}"
+            ended = await _serve_http(args, engine, gateway, sock, lambda: log.say(served))
+        await ended
+    finally:
+        sock.close()
+
+
+async def _serve_http(args: Any, engine: Any, gateway: Gateway, sock: Any, announce: Callable[[], None]) -> Any:
+    """As vLLM's `build_and_serve`; our layers come after its authentication."""
+    from vllm import envs
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.launcher import serve_http
+    from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+
+    tasks = await engine.get_supported_tasks()
+    app = build_app(args, tasks, engine.model_config)
+    _put_layers(app, gateway, _key_check(args))
+    await init_app_state(engine, app.state, args, tasks)
+    log_config = get_uvicorn_log_config(args)
+    logging_arguments: dict[str, Any] = {} if log_config is None else {"log_config": log_config}
+    announce()
+    return await serve_http(
+        app,
+        sock=sock,
+        enable_ssl_refresh=args.enable_ssl_refresh,
+        host=args.host,
+        port=args.port,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
+        h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
+        h11_max_header_count=args.h11_max_header_count,
+        **logging_arguments,
+    )
+
+
+def _patient(shutdown: Callable[..., None]) -> Callable[..., None]:
+    """The engine's `shutdown`, which counts its time from the start: what requests take, its processes would lack."""
+
+    def patient(timeout: float | None = None) -> None:
+        shutdown(timeout=GRACE + (timeout or 0.0))
+
+    return patient
+
+
+def _put_layers(app: Any, gateway: Gateway, allows: Any) -> None:
+    """Puts our layers innermost; vLLM has built the stack already, so it is built anew."""
+    from fastapi.exceptions import RequestValidationError
+    from starlette.middleware import Middleware
+
+    app.user_middleware.append(Middleware(InfoEndpoints, gateway=gateway, allows=allows))
+    app.user_middleware.append(Middleware(SteeringMiddleware, gateway=gateway))
+    app.add_exception_handler(RequestValidationError, refuse)
+    app.middleware_stack = app.build_middleware_stack()
+
+
+def _key_check(args: Any) -> Any:
+    """Whether a request may read what is under /steerlab/; vLLM's own layer guards its own paths only."""
+    from starlette.datastructures import Headers
+    from vllm import envs
+    from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+
+    keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
+    if not keys:
+        return lambda scope: True
+    guard = AuthenticationMiddleware(_nothing, keys)
+    return lambda scope: guard.verify_token(Headers(scope=scope))
+
+
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    """What the guard would call; it is only asked."""
+
+
+def _announce(maker: PlanMaker, log: Log) -> None:
+    offered = maker.registry.listing(maker.config, maker.info)
+    for entry in offered:
+        if entry["unusable_because"]:
+            log.say(f"warning: vector {entry['name']} cannot be used here: {entry['unusable_because']}")
+    usable = sum(entry["unusable_because"] is None for entry in offered)
+    layers = ", ".join(str(layer) for layer in maker.config.layers)
+    log.say(f"requests can steer at layers {layers} along {usable} of {len(offered)} vectors")
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt("terminated")

@@ -1,0 +1,1 @@
+"""What travels between the caller's process and vLLM's: requests, plans, commands and the configuration."""

@@ -1,0 +1,168 @@
+"""What a request carries to the workers: which plan, at which absolute positions, and what to read and measure.
+
+It travels in `SamplingParams.extra_args`, as one string of JSON: vLLM looks at every element of a list on its way.
+Positions are absolute, so that they mean the same in a chunked prefill, after a preemption, and past a prefix found in
+the cache.
+"""
+
+import array
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerlab.core.errors import InputError, PolicyError
+from steerlab.engines.vllm.wire.config import KEY
+from steerlab.engines.vllm.wire.runs import Runs, bounds_of, clip, runs_between
+from steerlab.measures.quantities import Quantity, from_json
+
+SharedPrefix = tuple[str, int]
+"""A name, and the number of leading tokens that all requests with it share."""
+
+Group = tuple[str, int]
+"""A name, and how many requests have it."""
+
+
+@dataclass(frozen=True)
+class ScoreSpec:
+    """Predictions of a request that are measured, one after the other.
+
+    Attributes:
+        start: the first position whose prediction is wanted.
+        tokens: the token that each prediction is about. The last one need not be submitted: it drives nothing.
+        measures: what is measured of each.
+        n_first: how many of the tokens are about the first position; the others are about one position each, in turn.
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    measures: tuple[Quantity, ...]
+    n_first: int = 1
+
+    def position(self, index: int) -> int:
+        """The position whose prediction token `index` is about."""
+        return self.start + max(0, index - self.n_first + 1)
+
+    def between(self, start: int, stop: int) -> range:
+        """Which of the tokens are about positions start ≤ p < stop."""
+        first = 0 if start <= self.start else start - self.start + self.n_first - 1
+        last = 0 if stop <= self.start else stop - self.start + self.n_first - 1
+        return range(min(first, len(self.tokens)), min(last, len(self.tokens)))
+
+    def to_json(self) -> dict[str, Any]:
+        """As a request carries it."""
+        numbers = {"start": self.start, "tokens": _packed(self.tokens), "n_first": self.n_first}
+        return {**numbers, "measures": [m.to_json() for m in self.measures]}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "ScoreSpec":
+        """What `to_json` wrote."""
+        tokens, measures = _unpacked(body["tokens"]), tuple(map(from_json, body["measures"]))
+        return cls(body["start"], tokens, measures, body["n_first"])
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """One request's steering, reading and measuring.
+
+    Attributes:
+        row: names the request within its engine, for receipts and activations.
+        plan: fingerprint of the compiled plan, whose vectors the workers hold; None if nothing is edited.
+        groups: per group of edits that act at the same positions, those positions.
+        read: positions whose activations are wanted.
+        score: predictions that are measured.
+        draw: whether log q of every sampled token is wanted.
+        prefix: names requests that begin with the same tokens and edits, and how many; None if there are no others.
+        group: names requests of which none runs before all have arrived; None if it need not wait.
+    """
+
+    row: str
+    plan: str | None
+    groups: tuple[Runs, ...] = ()
+    read: Runs = ()
+    score: ScoreSpec | None = None
+    draw: bool = False
+    prefix: SharedPrefix | None = None
+    group: Group | None = None
+
+    def to_args(self) -> dict[str, Any]:
+        """As `extra_args`."""
+        body: dict[str, Any] = {
+            "row": self.row,
+            "plan": self.plan,
+            "groups": [bounds_of(g) for g in self.groups],
+            "read": bounds_of(self.read),
+        }
+        if self.score is not None:
+            body["score"] = self.score.to_json()
+        if self.draw:
+            body["draw"] = True
+        if self.prefix is not None:
+            body["prefix"] = self.prefix
+        if self.group is not None:
+            body["group"] = self.group
+        return {KEY: json.dumps(body)}
+
+    @classmethod
+    def of(cls, sampling_params: Any) -> "RequestSpec | None":
+        """The steering that a request's sampling parameters carry; None if there is none, or it is not ours."""
+        args = None if sampling_params is None else sampling_params.extra_args
+        text = args.get(KEY) if args else None
+        return _read(text) if isinstance(text, str) else None
+
+    def key_between(self, start: int, stop: int) -> str | None:
+        """Names the edits at positions start ≤ p < stop; None if there are none."""
+        if not self.groups:
+            return None
+        inside = [clip(runs, start, stop) for runs in self.groups]
+        return f"{self.plan}:{inside}" if any(inside) else None
+
+
+def _are_bounds(bounds: Any) -> bool:
+    is_list = isinstance(bounds, list | tuple) and len(bounds) % 2 == 0
+    return is_list and all(type(bound) is int for bound in bounds)
+
+
+def _packed(tokens: Sequence[int]) -> str:
+    """Ids as one string, which is read sooner than a list; processes of one machine agree on the order of bytes."""
+    return array.array("i", tokens).tobytes().hex()
+
+
+def _unpacked(packed: str) -> tuple[int, ...]:
+    return tuple(array.array("i", bytes.fromhex(packed)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(text: str) -> RequestSpec | None:
+    """What `to_args` wrote, if it did. Scheduler and worker may share a process, and ask for the same one."""
+    try:
+        body = json.loads(text)
+        if not (_REQUIRED <= body.keys() <= _REQUIRED | _OPTIONAL and _are_sound(body)):
+            return None
+        return RequestSpec(
+            body["row"],
+            body["plan"],
+            tuple(map(runs_between, body["groups"])),
+            runs_between(body["read"]),
+            ScoreSpec.from_json(body["score"]) if "score" in body else None,
+            "draw" in body,
+            tuple(body["prefix"]) if "prefix" in body else None,
+            tuple(body["group"]) if "group" in body else None,
+        )
+    except (InputError, PolicyError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix", "group"}
+
+
+def _are_sound(body: Mapping[str, Any]) -> bool:
+    """Whether the parts of what a request carries are of the right kinds."""
+    if not (isinstance(body["row"], str) and isinstance(body["plan"], str | None) and isinstance(body["groups"], list)):
+        return False
+    if body.get("draw", True) is not True or not all(map(_are_bounds, (*body["groups"], body["read"]))):
+        return False
+    if any([type(part) for part in body[name]] != [str, int] for name in ("prefix", "group") if name in body):
+        return False
+    return "score" not in body or (type(body["score"]["start"]) is int and type(body["score"]["n_first"]) is int)

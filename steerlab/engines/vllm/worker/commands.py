@@ -1,0 +1,137 @@
+"""What the engine asks of a worker: a command and bytes in, bytes out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from steerlab.engines.vllm.wire.packets import pack, unpack
+from steerlab.engines.vllm.worker.measured import gathered, gathered_distribution
+from steerlab.engines.vllm.worker.steering_state import Account
+from steerlab.engines.vllm.worker.wiring import ATTRIBUTE, Wired
+
+
+def answer(worker: Any, command: str, payload: bytes) -> bytes:
+    """Carries out one command."""
+    wired = worker.__dict__.get(ATTRIBUTE)
+    if command == "describe":
+        return pack(_describe(worker, wired))
+    return _COMMANDS[command](wired, worker, *unpack(payload))
+
+
+def _describe(worker: Any, wired: Wired | str | None) -> dict[str, Any]:
+    if not isinstance(wired, Wired):
+        return {"wired": False, "reason": wired or ""}
+    return {
+        "wired": True,
+        "layers": wired.state.layers,
+        "rule": wired.probed.rule,
+        "digest": wired.probed.digest,
+        "runner": wired.runner,
+        "head": None if wired.state.measuring is None else wired.state.measuring.head.route,
+        **_ranks(),
+    }
+
+
+def _ranks() -> dict[str, int]:
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return {"tp": get_tp_group().rank_in_group, "pp": get_pp_group().rank_in_group}
+
+
+def _hold(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
+    for name, plan in header.items():
+        wired.state.hold(
+            name, plan["layers"], plan["places"], plan["groups"], arrays[f"{name}.units"], arrays[f"{name}.params"]
+        )
+    return b""
+
+
+def _drop(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
+    for name in header:
+        wired.state.plans.pop(name, None)
+    return b""
+
+
+def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
+    """Accounts of requests that have ended; activations from one tensor-parallel rank only, all hold the same."""
+    ranks = _ranks()
+    accounts = wired.state.settle(header)
+    streams = _streams(accounts) if ranks["tp"] == 0 else {}
+    about = {"problems": {row: account.problem for row, account in accounts.items() if account.problem}}
+    return pack(
+        {"rows": list(accounts), **about, "layers": wired.state.layers, **ranks},
+        _counted(wired, accounts) | streams | (_distributions(accounts) if ranks["tp"] == 0 else {}),
+    )
+
+
+def _forget(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
+    """Drops the accounts of a call that was interrupted."""
+    wired.state.settle(header)
+    return b""
+
+
+def _counted(wired: Wired, accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+    """Accounts as arrays: entries of all rows one after the other, and how many each row has."""
+    every = list(accounts.values())
+    tallies = wired.state.tallies(every)
+    measured = [gathered(account) for account in every]
+    read = [[p for positions, _ in account.read for p in positions] for account in every]
+    ran = [account.ran for account in every]
+    joined = {
+        "ran": np.array([run for runs in ran for run in runs], dtype=np.int64).reshape(-1, 2),
+        "edits": _joined([edits for edits, _ in tallies], np.int64),
+        "tally": _joined([values for _, values in tallies], np.float64).reshape(-1, 2),
+        "read": np.array([p for positions in read for p in positions], dtype=np.int64),
+        "at": _joined([at for at, _ in measured], np.int64),
+        "measured": _joined([values.ravel() for _, values in measured], np.float32),
+    }
+    sizes = {
+        "ran": map(len, ran),
+        "edits": [len(edits) for edits, _ in tallies],
+        "tally": [len(edits) for edits, _ in tallies],
+        "read": map(len, read),
+        "at": [len(at) for at, _ in measured],
+        "measured": [values.size for _, values in measured],
+    }
+    return joined | {f"n_{name}": np.fromiter(counts, dtype=np.int64) for name, counts in sizes.items()}
+
+
+def _joined(parts: list[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype=dtype)
+
+
+def _streams(accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+    """Activations that were read, by row: float32 [layers, positions, d_model]."""
+    return {
+        f"streams.{row}": torch.cat([part for _, part in account.read], dim=1).to("cpu", torch.float32).numpy()
+        for row, account in accounts.items()
+        if account.read
+    }
+
+
+def _distributions(accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+    """Log-distributions by row: float32 [positions, d_vocab]."""
+    found = {row: gathered_distribution(account) for row, account in accounts.items() if account.measured}
+    return {f"distribution.{row}": values for row, values in found.items() if values is not None}
+
+
+def _memory(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
+    """Bytes of tensors on this worker's GPU: now, at most since the last such question, and reserved to score."""
+    measuring = wired.state.measuring
+    reserved = 0 if measuring is None else measuring.buffers.n_bytes
+    if worker.device.type != "cuda":
+        return pack({"now": 0, "peak": 0, "reserved": reserved})
+    now, peak = torch.cuda.memory_allocated(worker.device), torch.cuda.max_memory_allocated(worker.device)
+    torch.cuda.reset_peak_memory_stats(worker.device)
+    return pack({"now": now, "peak": peak, "reserved": reserved})
+
+
+_COMMANDS: dict[str, Callable[..., bytes]] = {
+    "hold": _hold,
+    "drop": _drop,
+    "settle": _settle,
+    "forget": _forget,
+    "memory": _memory,
+}
