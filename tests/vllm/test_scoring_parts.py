@@ -111,7 +111,7 @@ def make(weight):
 
 
 def account(start, tokens, measures):
-    from steerlab.engines.vllm.worker.steering_state import Account
+    from steerlab.engines.vllm.worker.request_record import Account
 
     return Account(RequestSpec("x", None, score=ScoreSpec(start, tuple(tokens), tuple(measures))))
 
@@ -136,7 +136,7 @@ def wanted(weight, hidden, start, tokens, measures):
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 9])
 def test_chunks_and_company_change_nothing(make, weight, rows, chunk):
-    from steerlab.engines.vllm.worker.measured import gathered, gathered_distribution
+    from steerlab.engines.vllm.worker.request_record import gathered, gathered_distribution
 
     measuring = make(rows)
     long, short = stream(1, 9), stream(2, 9)
@@ -160,8 +160,7 @@ def test_chunks_and_company_change_nothing(make, weight, rows, chunk):
 
 @pytest.mark.parametrize("chunk", [1, 2, 9])
 def test_the_first_position_serves_several_tokens(make, weight, chunk):
-    from steerlab.engines.vllm.worker.measured import gathered
-    from steerlab.engines.vllm.worker.steering_state import Account
+    from steerlab.engines.vllm.worker.request_record import Account, gathered
 
     measuring, hidden = make(2), stream(1, 9)
     spec = ScoreSpec(4, (1, 2, 3, 7, 8), SCALARS, n_first=3)
@@ -184,7 +183,7 @@ def test_tokens_between_positions_are_those_whose_position_lies_there(start, res
 
 
 def test_a_position_that_is_run_again_has_its_later_value(make, weight):
-    from steerlab.engines.vllm.worker.measured import gathered, gathered_distribution
+    from steerlab.engines.vllm.worker.request_record import gathered, gathered_distribution
 
     measuring, one = make(2), account(1, [3, 4, 5], [TokenLogProb(), LogDistribution()])
     early, late = stream(1, 5), stream(2, 5)
@@ -203,7 +202,7 @@ def test_a_position_that_is_run_again_has_its_later_value(make, weight):
 
 
 def test_a_position_that_never_ran_is_missing(make):
-    from steerlab.engines.vllm.worker.measured import gathered
+    from steerlab.engines.vllm.worker.request_record import gathered
 
     measuring, one = make(2), account(1, [3, 4, 5], [TokenLogProb()])
     measuring.enter(0, one)
@@ -213,8 +212,7 @@ def test_a_position_that_never_ran_is_missing(make):
 
 
 def test_draws_are_kept_by_position(make):
-    from steerlab.engines.vllm.worker.measured import gathered
-    from steerlab.engines.vllm.worker.steering_state import Account
+    from steerlab.engines.vllm.worker.request_record import Account, gathered
 
     measuring = make(2)
     accounts = {slot: Account(RequestSpec(f"{slot}", None, draw=True)) for slot in (0, 1, 3)}
@@ -240,9 +238,7 @@ def test_draws_are_kept_by_position(make):
 
 
 def test_of_a_token_that_was_drawn_again_the_later_draw_counts():
-    from steerlab.engines.vllm.worker.measured import gathered
-    from steerlab.engines.vllm.worker.measuring import DRAWN, Found
-    from steerlab.engines.vllm.worker.steering_state import Account
+    from steerlab.engines.vllm.worker.request_record import DRAWN, Account, Found, gathered
 
     one = Account(RequestSpec("x", None, draw=True))
     for position, value in ((6, -1.0), (7, -2.0), (5, -3.0), (6, -4.0)):

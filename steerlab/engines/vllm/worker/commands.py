@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from steerlab.engines.vllm.wire.packets import pack, unpack
-from steerlab.engines.vllm.worker.measured import gathered, gathered_distribution
-from steerlab.engines.vllm.worker.steering_state import Account
+from steerlab.engines.vllm.worker.request_record import Account, gathered, gathered_distribution
 from steerlab.engines.vllm.worker.wiring import ATTRIBUTE, Wired
 
 

@@ -5,11 +5,9 @@ through the LM head in chunks whose buffer was reserved at the start. Results st
 for; where a position is run again, after a preemption, the later value counts.
 """
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,12 +16,12 @@ from torch import Tensor
 
 from steerlab.engines.vllm.wire.request_spec import ScoreSpec
 from steerlab.engines.vllm.worker.head import Head
+from steerlab.engines.vllm.worker.request_record import DRAWN, Account, Found, Part
 from steerlab.engines.vllm.worker.row_sums import log_probs_of, row_sums
-from steerlab.engines.vllm.worker.steering_state import Account, to_device
+from steerlab.engines.vllm.worker.tables import to_device
 from steerlab.measures.nucleus import widen
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 
-DRAWN = "log q of the sampled token"
 SCRATCH_PER_LOGIT = 64
 """Bytes that a quantity of a whole row takes per logit while it is computed, sorting included."""
 
@@ -60,50 +58,6 @@ class Buffers:
     def rows_at_once(self, d_vocab: int) -> int:
         """Whole rows that a quantity may look at in one go."""
         return max(1, self.scratch_bytes // (SCRATCH_PER_LOGIT * d_vocab))
-
-
-@dataclass(eq=False)
-class Found:
-    """What one pass measured: per quantity a value per scored row, on the device until `host` is called."""
-
-    values: dict[Any, Tensor] = field(default_factory=dict)
-    distributions: dict[int, Tensor] = field(default_factory=dict)  # by first row of a request, on the host
-    _stacked: dict[tuple[Any, ...], np.ndarray] = field(default_factory=dict)
-
-    @functools.cached_property
-    def host(self) -> dict[Any, np.ndarray]:
-        """The values, once everything that computes them has run."""
-        return {name: value.float().cpu().numpy() for name, value in self.values.items()}
-
-    def rows(self, names: tuple[Any, ...]) -> np.ndarray:
-        """Some of the values, float32 [names, rows]."""
-        found = self._stacked.get(names)
-        if found is None:
-            width = len(next(iter(self.host.values())))
-            chosen = [self.host[name] for name in names]
-            found = self._stacked[names] = np.stack(chosen) if chosen else np.zeros((0, width), dtype=np.float32)
-        return found
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one pass found for one request.
-
-    Attributes:
-        first: the first prediction, by its place among the tokens of the request's score.
-        count: how many predictions.
-        found: everything the pass found.
-        row: which of its rows belongs to the first one.
-    """
-
-    first: int
-    count: int
-    found: Found
-    row: int
-
-    def values(self, names: tuple[Any, ...]) -> np.ndarray:
-        """Some quantities of these predictions, float32 [names, count]."""
-        return self.found.rows(names)[:, self.row : self.row + self.count]
 
 
 @dataclass(frozen=True)

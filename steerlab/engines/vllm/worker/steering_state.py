@@ -1,8 +1,7 @@
 """A worker's steering: which request sits in which slot, what each pass holds, and what was edited and read."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,10 +10,9 @@ from torch import Tensor
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
 from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in
-from steerlab.engines.vllm.worker.tables import POSITION, Tables
-
-if TYPE_CHECKING:
-    from steerlab.engines.vllm.worker.measuring import Found, Measuring, Part
+from steerlab.engines.vllm.worker.measuring import Measuring
+from steerlab.engines.vllm.worker.request_record import Account
+from steerlab.engines.vllm.worker.tables import POSITION, Tables, to_device
 
 STAGED = 1 << 26
 """Bytes of directions that cross to the device in one go; vLLM leaves little of its memory free."""
@@ -47,50 +45,6 @@ class HeldPlan:
     counts: np.ndarray
 
 
-@dataclass
-class Draws:
-    """Where log q of a request's sampled tokens is: three lists with an entry per token. A record each would be dear.
-
-    Attributes:
-        found: what the passes found.
-        rows: which row of that is this request's.
-        positions: after which the tokens were drawn; one may occur twice.
-    """
-
-    found: list["Found"] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-
-    def add(self, found: "Found", row: int, position: int) -> None:
-        """Notes one token."""
-        self.found.append(found)
-        self.rows.append(row)
-        self.positions.append(position)
-
-
-@dataclass
-class Account:
-    """What happened to one request on this rank.
-
-    Attributes:
-        spec: what it asked for.
-        problem: why its edits could not be made, if so.
-        ran: runs of positions that went through the model, in order; a position may occur twice.
-        tallies: copies of the slot's tallies, one per stay in a slot; [layers, directions, 2].
-        read: positions that were read, in order, and their streams [layers, positions, d_model].
-        measured: what passes measured, in order; a position may occur twice.
-        draws: log q of sampled tokens, in order.
-    """
-
-    spec: RequestSpec
-    problem: str = ""
-    ran: list[tuple[int, int]] = field(default_factory=list)
-    tallies: list[Tensor] = field(default_factory=list)
-    read: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    measured: list["Part"] = field(default_factory=list)
-    draws: Draws = field(default_factory=Draws)
-
-
 class SteeringState:
     """Slots, plans and accounts of one worker.
 
@@ -102,7 +56,7 @@ class SteeringState:
     """
 
     def __init__(
-        self, config: SteeringConfig, tables: Tables, layers: Sequence[int], measuring: "Measuring | None" = None
+        self, config: SteeringConfig, tables: Tables, layers: Sequence[int], measuring: Measuring | None = None
     ) -> None:
         self.config, self.tables, self.layers, self.measuring = config, tables, list(layers), measuring
         n_slots = tables.counts.shape[1]
@@ -345,10 +299,3 @@ def _pinned(array: np.ndarray, device: torch.device) -> Tensor:
     """On the host, where a GPU can fetch it without anybody waiting."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
-def to_device(array: np.ndarray, device: torch.device, out: Tensor | None = None) -> Tensor:
-    """Copies to the device without waiting for it."""
-    from vllm.utils.torch_utils import async_tensor_h2d
-
-    return async_tensor_h2d(array, device=device, out=out)

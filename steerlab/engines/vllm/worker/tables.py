@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -92,3 +93,10 @@ class LayerTables:
     params: Float[Tensor, "slots directions 5"]
     tallies: Float[Tensor, "slots directions 2"]
     readings: Float[Tensor, "reads d_model"]
+
+
+def to_device(array: np.ndarray, device: torch.device, out: Tensor | None = None) -> Tensor:
+    """Copies to the device without waiting for it."""
+    from vllm.utils.torch_utils import async_tensor_h2d
+
+    return async_tensor_h2d(array, device=device, out=out)
