@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm.client.interrupts import PutOff
+from steerlab.engines.vllm.client.interrupts import DeferredInterrupt
 from steerlab.engines.vllm.client.requests import Request
 from steerlab.engines.vllm.client.run_requests import WAITS_FOR, first_pass
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
@@ -166,11 +166,11 @@ def test_an_interrupt_waits_until_a_step_is_whole(engine, monkeypatch, moment):
 
 
 def test_a_plan_that_did_not_arrive_is_sent_again(engine, vector, monkeypatch):
-    from steerlab.engines.vllm.client import run_requests as call
+    from steerlab.engines.vllm.client import run_requests
 
     plan = sl.Plan(sl.add(vector(1, 5), coef=2.0))
     with monkeypatch.context() as patch:
-        patch.setattr(call, "holding", lambda plans: 1 / 0)
+        patch.setattr(run_requests, "plans_message", lambda plans: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.score(PROMPTS, [[" on"]] * 3, plan=plan)
     assert len(engine.score(PROMPTS, [[" on"]] * 3, plan=plan)) == 3
@@ -192,17 +192,17 @@ def test_a_second_interrupt_is_let_through_and_the_engine_says_that_it_is_lost(e
 
 def test_an_interrupt_that_waits_is_raised_at_the_end_or_where_it_may_be():
     usual = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), PutOff():
+    with pytest.raises(KeyboardInterrupt), DeferredInterrupt():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == usual
-    with PutOff() as interrupts:
+    with DeferredInterrupt() as interrupts:
         interrupts.check()
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupts.check()
         interrupts.check()
     assert not interrupts.is_torn
-    with PutOff() as interrupts:
+    with DeferredInterrupt() as interrupts:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -216,7 +216,7 @@ def test_in_another_thread_or_where_interrupts_are_ignored_nothing_is_put_off():
     seen = []
 
     def elsewhere():
-        with PutOff():
+        with DeferredInterrupt():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=elsewhere)
@@ -225,7 +225,7 @@ def test_in_another_thread_or_where_interrupts_are_ignored_nothing_is_put_off():
     assert seen == [usual]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with PutOff():
+        with DeferredInterrupt():
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, usual)

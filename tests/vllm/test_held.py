@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from steerlab.engines.vllm.client.plan_cache import HeldPlans
+from steerlab.engines.vllm.client.plan_cache import PlanCache
 
 
 def plans(*names):
@@ -10,7 +10,7 @@ def plans(*names):
 
 
 def test_plans_travel_once():
-    held = HeldPlans(budget=1000)
+    held = PlanCache(budget=1000)
     missing, dropped = held.take(plans("a", "b"))
     assert (list(missing), dropped) == (["a", "b"], [])
     missing, dropped = held.take(plans("b", "c"))
@@ -18,7 +18,7 @@ def test_plans_travel_once():
 
 
 def test_the_longest_unused_go_first_and_those_in_use_stay():
-    held = HeldPlans(budget=250)
+    held = PlanCache(budget=250)
     held.take(plans("a"))
     held.take(plans("b"))
     held.take(plans("a"))

@@ -25,13 +25,13 @@ def engine(start, tiny_path):
 def seen(monkeypatch):
     """The outcomes of every call, in order."""
     found = []
-    original = engine_module.carry_out
+    original = engine_module.run_requests
 
     def recording(*args, **kwargs):
         found.append(original(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(engine_module, "carry_out", recording)
+    monkeypatch.setattr(engine_module, "run_requests", recording)
     return found
 
 

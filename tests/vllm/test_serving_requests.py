@@ -27,7 +27,7 @@ from steerlab.engines.vllm.server.registry import VectorRegistry
 from steerlab.engines.vllm.server.strict_json import read_json
 from steerlab.engines.vllm.server.tickets import ReceiptBook, Ticket
 from steerlab.engines.vllm.server.validation import explain
-from steerlab.engines.vllm.server.workers import HeldPlans, Settler, Workers
+from steerlab.engines.vllm.server.workers import ReplyCollector, SharedPlans, Workers
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.packets import pack, unpack
 from steerlab.models import resolve
@@ -515,7 +515,7 @@ def test_a_plan_is_sent_once_and_dropped_when_others_need_the_room(vector):
 
     async def run():
         engine = Listening()
-        held = HeldPlans(Workers(engine), idle=1)
+        held = SharedPlans(Workers(engine), idle=1)
         await asyncio.gather(*(held.hold(plans[0]) for _ in range(5)))
         await held.hold(plans[1])
         for _ in range(5):
@@ -533,7 +533,7 @@ def test_a_plan_is_sent_once_and_dropped_when_others_need_the_room(vector):
 def test_requests_that_end_together_are_settled_together_and_fail_alone():
     async def run():
         engine = Listening()
-        settler = Settler(Workers(engine))
+        settler = ReplyCollector(Workers(engine))
         rows = [["a"], ["b", "c"], ["bad"], ["d"]]
         found = await asyncio.gather(*(settler.settle(row) for row in rows), return_exceptions=True)
         assert [command for command, _ in engine.told] == ["settle"]

@@ -25,15 +25,14 @@ from steerlab.core.text import Boundary, PromptLike, encode_prompt
 from steerlab.engines.vllm.client.build_receipts import inherited_of, receipt_of
 from steerlab.engines.vllm.client.capturing import CaptureCall
 from steerlab.engines.vllm.client.compiled_plan import wired_layer
-from steerlab.engines.vllm.client.connection import Client
+from steerlab.engines.vllm.client.connection import Connection
 from steerlab.engines.vllm.client.encoding import Encoder, raise_error
-from steerlab.engines.vllm.client.failures import require_finite
 from steerlab.engines.vllm.client.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_config, read_tokenizer
 from steerlab.engines.vllm.client.isolation import check_isolation
-from steerlab.engines.vllm.client.ready_plans import Planner, Ready
-from steerlab.engines.vllm.client.requests import Outcome, Request
-from steerlab.engines.vllm.client.run_requests import carry_out
+from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
+from steerlab.engines.vllm.client.requests import Outcome, Request, require_finite
+from steerlab.engines.vllm.client.run_requests import run_requests
 from steerlab.engines.vllm.client.sampling import check_policy
 from steerlab.engines.vllm.client.scoring import Measures, Pair, check_measures, measured_of, score_requests, shared
 from steerlab.engines.vllm.patches.versions import require_vllm
@@ -115,7 +114,7 @@ class VLLMEngine:
         self.inherited: list[Inherited] = []
         self.errors: dict[int, SteerlabError] = {}
         self._median_norms: dict[HookPoint, float] = {}
-        self._plans: OrderedDict[Any, Ready] = OrderedDict()
+        self._plans: OrderedDict[Any, ReadyPlan] = OrderedDict()
         found = resolve(model, revision=revision)
         hf_config = read_config(found.path)
         wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
@@ -125,10 +124,12 @@ class VLLMEngine:
         self._eos_ids = eos_token_ids(self.tokenizer, hf_config, found.path)
         parallel = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
         arguments = {"dtype": "auto" if dtype is None else str(dtype).removeprefix("torch."), "seed": seed}
-        self._client: Client | None = Client(str(found.path), self.config, {**parallel, **arguments, **vllm_kwargs})
+        self._connection: Connection | None = Connection(
+            str(found.path), self.config, {**parallel, **arguments, **vllm_kwargs}
+        )
         try:
-            self._info = describe(found, hf_config, self._client.llm.model_config)
-            check_isolation(self._client, self._info)
+            self._info = describe(found, hf_config, self._connection.llm.model_config)
+            check_isolation(self._connection, self._info)
         except BaseException:
             self.close()
             raise
@@ -160,9 +161,9 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Ends vLLM and its processes. The engine cannot be used afterwards."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     @explains_arguments
     def generate(
@@ -227,7 +228,7 @@ class VLLMEngine:
         made = call.requests(encoded, planner.plans(plan, len(encoded)), planner)
         self._note_errors(made, on_error)
         requests = [request for row in made if isinstance(row, list) for request in row]
-        outcomes = carry_out(self._running, requests if max_new_tokens else [], "generate")
+        outcomes = run_requests(self._running, requests if max_new_tokens else [], "generate")
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
         lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
         receipts, inherited = _accounts(requests[: len(outcomes)], outcomes, lengths)
@@ -326,7 +327,7 @@ class VLLMEngine:
         plans = planner.plans(plan, 1 + max(i for i, _, _, _ in pairs))
         requests = score_requests(pairs, plans, planner, self.tokenizer, measures)
         submitted, places = shared(pairs, requests)
-        outcomes = carry_out(self._running, submitted, "score", together=True)
+        outcomes = run_requests(self._running, submitted, "score", together=True)
         require_finite(submitted, outcomes, self.info.dtype)
         lengths = [request.n_tokens for request in requests]
         accounts = _accounts(requests, [outcomes[place.rest] for place in places], lengths)
@@ -390,7 +391,7 @@ class VLLMEngine:
         requests = call.requests(encoded, planner.plans(plan, len(encoded)), planner, self.tokenizer)
         last: dict[int, Outcome] = {}
         for wave in call.waves(requests):
-            outcomes = carry_out(self._running, wave, "capture")
+            outcomes = run_requests(self._running, wave, "capture")
             require_finite(wave, outcomes, self.info.dtype)
             for request, outcome in zip(wave, outcomes, strict=True):
                 call.take(request, outcome)
@@ -443,10 +444,10 @@ class VLLMEngine:
         return result
 
     @property
-    def _running(self) -> Client:
-        if self._client is None:
+    def _running(self) -> Connection:
+        if self._connection is None:
             raise InputError("This engine is closed; start a new one.")
-        return self._client
+        return self._connection
 
 
 def _accounts(

@@ -12,17 +12,14 @@ from steerlab.core.results import Activations
 from steerlab.core.text import EncodedPrompt
 from steerlab.engines.vllm.client.encoding import raise_error
 from steerlab.engines.vllm.client.position_runs import Row, positions_of
-from steerlab.engines.vllm.client.ready_plans import Planner, Ready
-from steerlab.engines.vllm.client.requests import Outcome, Request
+from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
+from steerlab.engines.vllm.client.requests import ONE_TOKEN, Outcome, Request
 from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in, runs_of, size
 from steerlab.steering.content import PromptContent
 from steerlab.steering.where import Where
 
 ARGUMENTS = {
-    "temperature": 0.0,
-    "max_tokens": 1,
-    "detokenize": False,
-    "ignore_eos": True,
+    **ONE_TOKEN,
     "skip_reading_prefix_cache": True,  # a position that is not run cannot be read
 }
 
@@ -51,7 +48,7 @@ class CaptureCall:
     def requests(
         self,
         encoded: Sequence[EncodedPrompt],
-        plans: Sequence[Ready | SteerlabError],
+        plans: Sequence[ReadyPlan | SteerlabError],
         planner: Planner,
         tokenizer: Any,
     ) -> list[Request]:
@@ -62,7 +59,7 @@ class CaptureCall:
         """
         found = []
         for index, prompt in enumerate(encoded):
-            assigned, compiled = raise_error(plans[index])
+            ready: ReadyPlan = raise_error(plans[index])
             content = PromptContent(index, len(encoded), prompt.token_ids, prompt.text, tokenizer)
             row = Row(prompt.token_ids, len(prompt.token_ids), len(prompt.token_ids), content)
             found.append(
@@ -71,9 +68,9 @@ class CaptureCall:
                     row_index=index,
                     first_ids=prompt.token_ids,
                     arguments=ARGUMENTS,
-                    assigned=assigned,
-                    compiled=compiled,
-                    groups=planner.positions(compiled, row),
+                    assigned=ready.assigned,
+                    compiled=ready.compiled,
+                    groups=planner.positions(ready.compiled, row),
                     read=self._wanted(row),
                 )
             )

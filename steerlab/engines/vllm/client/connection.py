@@ -9,19 +9,20 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from steerlab.core.errors import EngineError, HookPointError, InputError
+from steerlab.core.errors import EngineError, InputError
 from steerlab.engines.vllm.client.log_file import log_of
-from steerlab.engines.vllm.client.plan_cache import HeldPlans
+from steerlab.engines.vllm.client.plan_cache import PlanCache
 from steerlab.engines.vllm.client.processes import be_patient, descendants, end
+from steerlab.engines.vllm.client.wiring_check import NOT_LOADED, check_workers
 from steerlab.engines.vllm.plugin import register
 from steerlab.engines.vllm.wire.config import KEY, SteeringConfig
-from steerlab.engines.vllm.wire.packets import pack, unpack
+from steerlab.engines.vllm.wire.packets import METHOD, Answer, command, unpack_answers
 from steerlab.engines.vllm.wire.shutdown import GRACE
 
 _OURS = ("logprobs_mode", "generation_config", "runner")
 
 
-class Client:
+class Connection:
     """A running vLLM whose workers are wired.
 
     Args:
@@ -43,7 +44,7 @@ class Client:
         with self.log.starting():
             self.llm: Any = _start(path, config, arguments)
         self.config = config
-        self.held = HeldPlans()
+        self.plans = PlanCache()
         self._lock = threading.Lock()
         self._n_threads = torch.get_num_threads()
         self._is_torn = False
@@ -76,9 +77,7 @@ class Client:
             finally:
                 torch.set_num_threads(own)
 
-    def ask(
-        self, command: str, header: Any = None, arrays: Mapping[str, np.ndarray] | None = None
-    ) -> list[tuple[Any, dict[str, np.ndarray]]]:
+    def ask(self, name: str, header: Any = None, arrays: Mapping[str, np.ndarray] | None = None) -> list[Answer]:
         """Sends a command to every worker; their answers in order of rank.
 
         Raises:
@@ -88,10 +87,10 @@ class Client:
 
         self._check_whole()
         try:
-            answers = self.llm.collective_rpc("steerlab", args=(command, pack(header, arrays)))
+            answers = self.llm.collective_rpc(METHOD, args=command(name, header, arrays))
         except EngineDeadError as error:
             raise EngineError(f"{_DEAD} {self.log}.") from error
-        return [unpack(answer) if answer else (None, {}) for answer in answers]
+        return unpack_answers(answers)
 
     def run(
         self, prompts: Sequence[Mapping[str, Any]], params: Sequence[Any], what: str, check: Callable[[], None]
@@ -188,40 +187,6 @@ def _start(path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> A
     )
 
 
-def check_workers(workers: list[dict[str, Any]], config: SteeringConfig) -> list[dict[str, Any]]:
-    """What workers say of themselves, if together they are wired as asked.
-
-    Raises:
-        HookPointError: otherwise.
-    """
-    for worker in workers:
-        if not worker["wired"]:
-            raise HookPointError(worker["reason"] or NOT_LOADED)
-    missing = set(config.layers) - {layer for worker in workers for layer in worker["layers"]}
-    if missing:
-        raise HookPointError(f"No worker holds the layers {sorted(missing)}, so they cannot be wired.")
-    _check_ranks_agree(workers)
-    return workers
-
-
-def _check_ranks_agree(workers: Sequence[Mapping[str, Any]]) -> None:
-    """Tensor-parallel ranks of one pipeline stage must hold the same stream, to be edited alike."""
-    stages: dict[int, Mapping[str, Any]] = {}
-    for worker in workers:
-        first = stages.setdefault(worker["pp"], worker)
-        same = worker["rule"] == first["rule"] and np.allclose(worker["digest"], first["digest"], rtol=1e-2)
-        if not same:
-            raise HookPointError(
-                f"Tensor-parallel ranks {first['tp']} and {worker['tp']} hold different streams after the layers of "
-                "one stage; this family cannot be steered inside vLLM under tensor parallelism."
-            )
-
-
-NOT_LOADED = (
-    "A vLLM worker is not wired for steering: its process did not load steerlab's plugin. Check that steerlab is "
-    "installed in the environment that vLLM runs in (its entry point `vllm.general_plugins`), and that VLLM_PLUGINS, "
-    "if set, names `steerlab`."
-)
 _PATIENCE = 0.2
 """Seconds after which an interrupt is looked for."""
 

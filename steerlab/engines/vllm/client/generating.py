@@ -12,7 +12,7 @@ from steerlab.core.seeds import SeedLike, row_key
 from steerlab.core.spelling import Continuation
 from steerlab.core.text import EncodedPrompt
 from steerlab.engines.vllm.client.position_runs import Row
-from steerlab.engines.vllm.client.ready_plans import Planner, Ready
+from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.client.requests import Outcome, Request
 from steerlab.engines.vllm.client.sampling import must_measure_q, policy_arguments, request_seed, token_log_qs
 from steerlab.engines.vllm.wire.runs import Runs
@@ -56,7 +56,7 @@ class GenerationCall:
     def requests(
         self,
         encoded: Sequence[EncodedPrompt | SteerlabError],
-        plans: Sequence[Ready | SteerlabError],
+        plans: Sequence[ReadyPlan | SteerlabError],
         planner: Planner,
     ) -> list[list[Request] | SteerlabError]:
         """Per prompt its n requests, or what is wrong with it."""
@@ -69,23 +69,26 @@ class GenerationCall:
             content = PromptContent(index, len(encoded), prompt.token_ids, prompt.text, self.tokenizer)
             length = len(prompt.token_ids) + self.max_new_tokens
             try:
-                groups = planner.positions(ready[1], Row(prompt.token_ids, len(prompt.token_ids), length, content))
+                groups = planner.positions(
+                    ready.compiled, Row(prompt.token_ids, len(prompt.token_ids), length, content)
+                )
             except SteerlabError as error:
                 found.append(error)
                 continue
             found.append(self._of_prompt(index, prompt, ready, groups))
         return found
 
-    def _of_prompt(self, index: int, prompt: EncodedPrompt, ready: Ready, groups: tuple[Runs, ...]) -> list[Request]:
-        assigned, compiled = ready
+    def _of_prompt(
+        self, index: int, prompt: EncodedPrompt, ready: ReadyPlan, groups: tuple[Runs, ...]
+    ) -> list[Request]:
         return [
             Request(
                 prompt_index=index,
                 row_index=index * self.n + sample,
                 first_ids=prompt.token_ids,
                 arguments=self._arguments(index, sample),
-                assigned=assigned,
-                compiled=compiled,
+                assigned=ready.assigned,
+                compiled=ready.compiled,
                 groups=groups,
                 draw=self._asks_for_q,
                 cache_salt=self.cache_salt,

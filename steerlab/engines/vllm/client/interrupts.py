@@ -1,4 +1,4 @@
-"""An interrupt during a call, put off to a moment at which the engine can bear it.
+"""An interrupt during a call, deferred until it falls between messages to the engine.
 
 What vLLM's client sends to its engine goes out in parts, and an engine in this process names cache blocks before they
 are filled: an exception in between breaks what comes after.
@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 
-class PutOff(contextlib.AbstractContextManager["PutOff"]):
+class DeferredInterrupt(contextlib.AbstractContextManager["DeferredInterrupt"]):
     """While it is entered, a first interrupt waits for `check`, or for the end. A second one is let through at once.
 
     It does nothing outside of the main thread, which alone is interrupted, or where interrupts are ignored.
@@ -24,7 +24,7 @@ class PutOff(contextlib.AbstractContextManager["PutOff"]):
         self._is_waiting = False
         self._usual: Any = None
 
-    def __enter__(self) -> "PutOff":
+    def __enter__(self) -> "DeferredInterrupt":
         usual = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is threading.main_thread() and callable(usual):
             self._usual = usual

@@ -14,10 +14,21 @@ from steerlab.engines.vllm.wire.runs import Runs
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, plan_key
 from steerlab.steering.plan import Plan
 
-Ready = tuple[AssignedPlan, CompiledPlan | None]
-
 KEPT_PLANS = 1024
 """How many plans an engine keeps ready."""
+
+
+@dataclass(frozen=True)
+class ReadyPlan:
+    """A plan that can run on this engine.
+
+    Attributes:
+        assigned: the plan, doses resolved, and its hash as given.
+        compiled: the same in the operator's terms; None without edits.
+    """
+
+    assigned: AssignedPlan
+    compiled: CompiledPlan | None
 
 
 @dataclass
@@ -34,10 +45,10 @@ class Planner:
     config: SteeringConfig
     info: ModelInfo
     median_norm: Callable[[int, str], float]
-    kept: OrderedDict[Any, Ready] = field(default_factory=OrderedDict)
+    kept: OrderedDict[Any, ReadyPlan] = field(default_factory=OrderedDict)
     _failed: dict[Any, SteerlabError] = field(default_factory=dict)
 
-    def plans(self, plan: PlanArgument, n_prompts: int) -> list["Ready | SteerlabError"]:
+    def plans(self, plan: PlanArgument, n_prompts: int) -> list["ReadyPlan | SteerlabError"]:
         """One plan per prompt, or what is wrong with it.
 
         Raises:
@@ -50,7 +61,7 @@ class Planner:
             raise PlanError(f"A list of plans holds one per prompt: got {len(given)} plans for {n_prompts} prompts.")
         return [self._ready(one) for one in given]
 
-    def _ready(self, plan: Any) -> "Ready | SteerlabError":
+    def _ready(self, plan: Any) -> "ReadyPlan | SteerlabError":
         key = plan_key(plan) if isinstance(plan, Plan | None) else object()  # no plan is like what is none
         if key in self._failed:
             return self._failed[key]
@@ -65,9 +76,9 @@ class Planner:
             self.kept.popitem(last=False)
         return self.kept[key]
 
-    def _make(self, plan: Any) -> Ready:
+    def _make(self, plan: Any) -> ReadyPlan:
         (assigned,) = assign_plans([plan], 1, self.info, self.median_norm)
-        return assigned, compile_plan(assigned.plan, self.config) if len(assigned.plan) else None
+        return ReadyPlan(assigned, compile_plan(assigned.plan, self.config) if len(assigned.plan) else None)
 
     def positions(self, compiled: CompiledPlan | None, row: Row) -> tuple[Runs, ...]:
         """The positions of each group of a plan's edits in a row.

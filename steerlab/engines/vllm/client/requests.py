@@ -1,15 +1,19 @@
-"""One row of a call on its way: what is submitted to vLLM for it, and what came back."""
+"""One row of a call: what is submitted to vLLM for it, and what came back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from steerlab.core.not_finite import listed, not_finite
 from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.wire.request_spec import Group, RequestSpec, ScoreSpec, SharedPrefix
 from steerlab.engines.vllm.wire.runs import Runs
 from steerlab.steering.assign import AssignedPlan
+
+ONE_TOKEN = {"temperature": 0.0, "max_tokens": 1, "detokenize": False, "ignore_eos": True}
+"""Sampling parameters of a request that only runs its prompt; vLLM draws at least one token."""
 
 _NOWHERE = np.zeros(0, dtype=np.int64)
 _NOTHING = np.zeros((0, 0), dtype=np.float32)
@@ -110,3 +114,24 @@ class Outcome:
     def has_failed(self) -> bool:
         """Whether vLLM ended it because its logits were not finite."""
         return any(one.finish_reason == "error" for one in self.output.outputs)
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a measured value is NaN or an activation not finite; −inf is a log-probability of 0."""
+        distributions = () if self.distribution is None else (self.distribution,)
+        return any(bool(np.isnan(values).any()) for values in (self.measured, *distributions)) or any(
+            not bool(np.isfinite(stream).all()) for stream in self.streams.values()
+        )
+
+
+def require_finite(requests: Sequence[Request], outcomes: Sequence[Outcome], dtype: str) -> None:
+    """Checks that everything that was measured and read is a number.
+
+    Raises:
+        NonFiniteError: otherwise; names the prompts.
+    """
+    failed = [r for r, o in zip(requests, outcomes, strict=True) if o.has_failed or o.has_nan]
+    if failed:
+        indices = sorted({request.prompt_index for request in failed})
+        what = f"The activations or logits of prompt{'s' if len(indices) > 1 else ''} {listed(indices)}"
+        raise not_finite(what, dtype, steered=any(request.compiled is not None for request in failed))

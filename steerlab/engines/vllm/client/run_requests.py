@@ -1,4 +1,4 @@
-"""A call's requests, carried out: plans to the workers, requests to vLLM, accounts back."""
+"""Runs the requests of a call: plans to the workers, requests to vLLM, and back what happened to each."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,24 +10,25 @@ from typing_extensions import override
 
 from steerlab.core.errors import EngineError, ReceiptError
 from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
-from steerlab.engines.vllm.client.connection import Client
-from steerlab.engines.vllm.client.interrupts import PutOff
+from steerlab.engines.vllm.client.connection import Connection
+from steerlab.engines.vllm.client.interrupts import DeferredInterrupt
 from steerlab.engines.vllm.client.requests import Outcome, Request
+from steerlab.engines.vllm.wire.packets import Answer
 from steerlab.engines.vllm.wire.request_spec import Group
+from steerlab.engines.vllm.wire.worker_reply import WorkerReply
 
 _numbers = itertools.count()
-_PARTS = ("ran", "edits", "tally", "read", "at", "measured")
-_RANKS_APART = 1e-5
-"""By how much ranks may differ in what each computes from the same logits, in nats."""
 WAITS_FOR = 0.5
 """How much of a pass the first requests of a call must fill before it begins."""
 
 
-def carry_out(client: Client, requests: Sequence[Request], what: str, *, together: bool = False) -> list[Outcome]:
-    """Runs all requests in one go; outcomes in their order. A call of another thread waits: vLLM's client bears one.
+def run_requests(
+    connection: Connection, requests: Sequence[Request], what: str, *, together: bool = False
+) -> list[Outcome]:
+    """Runs all requests in one go; outcomes in their order. A call of another thread waits: vLLM's client takes one.
 
     Args:
-        client: the engine.
+        connection: the engine.
         requests: what to run.
         what: names the call.
         together: whether the first ones wait until there are enough of them to fill a pass.
@@ -40,31 +41,31 @@ def carry_out(client: Client, requests: Sequence[Request], what: str, *, togethe
         return []
     names = [f"{next(_numbers)}" for _ in requests]
     plans = {request.compiled.fingerprint: request.compiled for request in requests if request.compiled is not None}
-    n_first = first_pass(requests, *client.pass_size) if together else 0
+    n_first = first_pass(requests, *connection.pass_size) if together else 0
     group = (names[0], sum(request.has_work for request in requests[:n_first]))  # others do not say what they belong to
     rows = [(*row, group if i < n_first else None) for i, row in enumerate(_named(requests, names))]
-    with client.one_call(), PutOff() as interrupts:
+    with connection.one_call(), DeferredInterrupt() as interrupts:
         params = _Params(interrupts.check)
         prompts = _Lazy(lambda request: request.prompt(), requests)
         try:
-            _hold(client, plans)
-            outputs = client.run(prompts, _Lazy(lambda row: params(*row), rows), what, interrupts.check)
-            return _settled(client, requests, names, outputs)
+            _send_plans(connection, plans)
+            outputs = connection.run(prompts, _Lazy(lambda row: params(*row), rows), what, interrupts.check)
+            return _collect(connection, requests, names, outputs)
         except EngineError:  # nothing is left that could be ended
             raise
         except BaseException:
-            _clean_up(client, names, interrupts)
+            _clean_up(connection, names, interrupts)
             raise
 
 
-def _clean_up(client: Client, names: Sequence[str], interrupts: PutOff) -> None:
+def _clean_up(connection: Connection, names: Sequence[str], interrupts: DeferredInterrupt) -> None:
     """Leaves an engine that the next call can use, or one that says why it cannot."""
     try:
         if not interrupts.is_torn:
-            client.abandon(names)
+            connection.abandon(names)
     finally:
         if interrupts.is_torn:
-            client.give_up()
+            connection.give_up()
 
 
 def first_pass(requests: Sequence[Request], n_tokens: int, n_requests: int) -> int:
@@ -111,7 +112,7 @@ def _named(requests: Sequence[Request], names: Sequence[str]) -> Any:
 
 
 class _Params:
-    """VLLM's sampling parameters for the requests of a call. Checking them is dear, so equal ones are checked once.
+    """VLLM's sampling parameters for the requests of a call. Validation is slow, so equal ones are validated once.
 
     Args:
         check: called before each request is submitted.
@@ -136,20 +137,20 @@ class _Params:
         return params
 
 
-def _hold(client: Client, plans: Mapping[str, CompiledPlan]) -> None:
+def _send_plans(connection: Connection, plans: Mapping[str, CompiledPlan]) -> None:
     """Sends the workers the vectors of plans that they do not hold yet."""
-    missing, dropped = client.held.take(plans)
+    missing, dropped = connection.plans.take(plans)
     try:
         if dropped:
-            client.ask("drop", dropped)
+            connection.ask("drop", dropped)
         if missing:
-            client.ask("hold", *holding(missing))
+            connection.ask("hold", *plans_message(missing))
     except BaseException:
-        client.held.lose(missing)
+        connection.plans.lose(missing)
         raise
 
 
-def holding(plans: Mapping[str, CompiledPlan]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def plans_message(plans: Mapping[str, CompiledPlan]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the command `hold` takes: plans by fingerprint as a header and arrays."""
     header = {
         name: {"layers": plan.layers, "places": plan.places, "groups": plan.groups} for name, plan in plans.items()
@@ -158,100 +159,64 @@ def holding(plans: Mapping[str, CompiledPlan]) -> tuple[dict[str, Any], dict[str
     return header, arrays | {f"{name}.params": plan.params for name, plan in plans.items()}
 
 
-def _settled(
-    client: Client, requests: Sequence[Request], names: Sequence[str], outputs: Sequence[Any]
+def _collect(
+    connection: Connection, requests: Sequence[Request], names: Sequence[str], outputs: Sequence[Any]
 ) -> list[Outcome]:
     outcomes = [Outcome(output) for output in outputs]
     wanted = [name for request, name in _named(requests, names) if request.has_work]
     if not wanted:
         return outcomes
     by_name = dict(zip(names, outcomes, strict=True))
-    enter_accounts(by_name, client.ask("settle", wanted))
+    read_replies(by_name, connection.ask("settle", wanted))
     for request, name in _named(requests, names):
         if request.has_work and not by_name[name].ran:
             raise ReceiptError(f"Row {request.row_index}: no worker has an account of this request.")
     return outcomes
 
 
-def enter_accounts(by_name: Mapping[str, Outcome], answers: Sequence[tuple[Any, dict[str, np.ndarray]]]) -> None:
+def read_replies(by_name: Mapping[str, Outcome], answers: Sequence[Answer]) -> None:
     """Adds every worker's answer to `settle` to the outcomes of the rows it names; other rows are left out.
 
     Raises:
         ReceiptError: if a row could not be carried out as asked, or ranks disagree.
     """
-    settled = [Settled(*answer) for answer in answers]
-    for one in settled:
-        if one.header["tp"] == 0:
-            mine = [row for row in one.header["rows"] if row in by_name]
-            _check_alike(one, [other for other in settled if other.header["pp"] == one.header["pp"]], mine)
+    replies = [WorkerReply(*answer) for answer in answers]
+    for reply in replies:
+        if reply.header["tp"] == 0:
+            mine = [row for row in reply.header["rows"] if row in by_name]
+            _check_ranks_agree(reply, [other for other in replies if other.header["pp"] == reply.header["pp"]], mine)
             for row in mine:
-                one.enter(row, by_name[row])
+                _add(reply, row, by_name[row])
 
 
-class Settled:
-    """One worker's answer to `settle`.
-
-    Args:
-        header: the rows in order, and what went wrong.
-        arrays: entries of all rows one after the other, and how many each row has.
-    """
-
-    def __init__(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        self.header, self._arrays = header, arrays
-        self._index = {row: index for index, row in enumerate(header["rows"])}
-        self._ends = {name: np.cumsum(arrays[f"n_{name}"]).tolist() for name in _PARTS}
-
-    def of(self, name: str, row: str) -> np.ndarray:
-        """A row's part of an array."""
-        index, ends = self._index[row], self._ends[name]
-        return self._arrays[name][ends[index - 1] if index else 0 : ends[index]]
-
-    def counts(self, row: str) -> list[tuple[int, int]]:
-        """Per edit the tokens edited; nothing if the worker has no account of the row."""
-        if row not in self._index:
-            return []
-        return list(zip(self.of("edits", row).tolist(), self.of("tally", row)[:, 0].tolist(), strict=True))
-
-    def enter(self, row: str, outcome: Outcome) -> None:
-        """Adds a row's account to its outcome.
-
-        Raises:
-            ReceiptError: if it could not be carried out as asked.
-        """
-        if row in self.header["problems"]:
-            problem = self.header["problems"][row]
-            raise ReceiptError(f"A request could not be carried out as asked: {problem}.")
-        outcome.ran = list(map(tuple, self.of("ran", row).tolist()))
-        outcome.tally |= zip(self.of("edits", row).tolist(), map(tuple, self.of("tally", row).tolist()), strict=True)
-        outcome.read = self.of("read", row).tolist()
-        streams = self._arrays.get(f"streams.{row}")
-        if streams is not None:
-            outcome.streams |= dict(zip(self.header["layers"], streams, strict=True))
-        at = self.of("at", row)
-        if len(at):  # of pipeline stages only the last one measures
-            outcome.at, outcome.measured = at, self.of("measured", row).reshape(-1, len(at))
-            outcome.distribution = self._arrays.get(f"distribution.{row}")
-
-    def measured_like(self, other: "Settled", row: str) -> bool:
-        """Whether two ranks measured the same."""
-        if row not in self._index or row not in other._index:
-            return (row in self._index) == (row in other._index)
-        mine, theirs = self.of("measured", row), other.of("measured", row)
-        same_shape = mine.shape == theirs.shape
-        return same_shape and np.allclose(mine, theirs, rtol=_RANKS_APART, atol=_RANKS_APART, equal_nan=True)
+def _add(reply: WorkerReply, row: str, outcome: Outcome) -> None:
+    """Adds what one worker says of a row."""
+    if row in reply.header["problems"]:
+        problem = reply.header["problems"][row]
+        raise ReceiptError(f"A request could not be carried out as asked: {problem}.")
+    outcome.ran = list(map(tuple, reply.of("ran", row).tolist()))
+    outcome.tally |= zip(reply.of("edits", row).tolist(), map(tuple, reply.of("tally", row).tolist()), strict=True)
+    outcome.read = reply.of("read", row).tolist()
+    streams = reply.array("streams", row)
+    if streams is not None:
+        outcome.streams |= dict(zip(reply.header["layers"], streams, strict=True))
+    at = reply.of("at", row)
+    if len(at):  # of pipeline stages only the last one measures
+        outcome.at, outcome.measured = at, reply.of("measured", row).reshape(-1, len(at))
+        outcome.distribution = reply.array("distribution", row)
 
 
-def _check_alike(first: Settled, others: Sequence[Settled], rows: Sequence[str]) -> None:
+def _check_ranks_agree(first: WorkerReply, others: Sequence[WorkerReply], rows: Sequence[str]) -> None:
     """Tensor-parallel ranks of one stage must have edited the same tokens, and measured the same."""
     for other in others:
         if other is first:
             continue
-        differing = [row for row in rows if other.counts(row) != first.counts(row)]
+        differing = [row for row in rows if other.edited(row) != first.edited(row)]
         if differing:
             row = differing[0]
             raise ReceiptError(
                 f"Tensor-parallel ranks {first.header['tp']} and {other.header['tp']} edited different tokens of a "
-                f"request: {first.counts(row)} and {other.counts(row)}."
+                f"request: {first.edited(row)} and {other.edited(row)}."
             )
         if not all(first.measured_like(other, row) for row in rows):
             raise ReceiptError(

@@ -18,8 +18,8 @@ from steerlab.core.errors import InputError, ReceiptError, SteerlabError
 from steerlab.core.text import EncodedPair, EncodedPrompt
 from steerlab.engines.vllm.client.encoding import raise_error
 from steerlab.engines.vllm.client.position_runs import Row
-from steerlab.engines.vllm.client.ready_plans import Planner, Ready
-from steerlab.engines.vllm.client.requests import Outcome, Request
+from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
+from steerlab.engines.vllm.client.requests import ONE_TOKEN, Outcome, Request
 from steerlab.engines.vllm.wire.request_spec import ScoreSpec, SharedPrefix
 from steerlab.engines.vllm.wire.runs import Runs, clip
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb, check_named
@@ -29,7 +29,6 @@ Pair = tuple[int, int, EncodedPrompt, EncodedPair]
 Measures = Mapping[str, Callable[..., Any]]
 
 _numbers = itertools.count()
-ARGUMENTS = {"temperature": 0.0, "max_tokens": 1, "detokenize": False, "ignore_eos": True}
 POSSIBLE = (TokenLogProb, PolicyEntropy, PolicyLogQ, LogDistribution)
 
 
@@ -52,7 +51,7 @@ def check_measures(measures: Measures) -> dict[str, Quantity]:
 
 def score_requests(
     pairs: Sequence[Pair],
-    plans: Sequence[Ready | SteerlabError],
+    plans: Sequence[ReadyPlan | SteerlabError],
     planner: Planner,
     tokenizer: Any,
     measures: Sequence[Quantity],
@@ -72,23 +71,22 @@ def score_requests(
 
 
 def _request(
-    row: int, pair: Pair, ready: Ready, planner: Planner, content: PromptContent, measures: tuple[Quantity, ...]
+    row: int, pair: Pair, ready: ReadyPlan, planner: Planner, content: PromptContent, measures: tuple[Quantity, ...]
 ) -> Request:
     index, _, _, ids = pair
-    assigned, compiled = ready
     n_context, further = len(ids.context_ids), ids.target_ids[:-1]
     groups: tuple[Runs, ...] = ()
-    if compiled is not None:
+    if ready.compiled is not None:
         tokens = ids.context_ids + further
-        groups = planner.positions(compiled, Row(tokens, n_context, len(tokens), content))
+        groups = planner.positions(ready.compiled, Row(tokens, n_context, len(tokens), content))
     return Request(
         prompt_index=index,
         row_index=row,
         first_ids=ids.context_ids,
         further_ids=further,
-        arguments=ARGUMENTS,
-        assigned=assigned,
-        compiled=compiled,
+        arguments=ONE_TOKEN,
+        assigned=ready.assigned,
+        compiled=ready.compiled,
         groups=groups,
         score=ScoreSpec(n_context - 1, ids.target_ids, measures),
     )

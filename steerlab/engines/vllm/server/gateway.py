@@ -6,18 +6,17 @@ submitted, and its engine client's `add_request_async`, which sees each of its s
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from copy import copy
 from typing import Any
 
 from steerlab.core.errors import InputError, PromptError, SteerlabError
 from steerlab.core.not_finite import not_finite
 from steerlab.engines.vllm.client.build_receipts import inherited_of, receipt_of
 from steerlab.engines.vllm.client.position_runs import Row
-from steerlab.engines.vllm.client.requests import Request
-from steerlab.engines.vllm.server.plans import PlanMaker, ReadyPlan
-from steerlab.engines.vllm.server.sample_counts import SampleCounts
+from steerlab.engines.vllm.client.ready_plans import ReadyPlan
+from steerlab.engines.vllm.server.claims import Claim, with_spec
+from steerlab.engines.vllm.server.plans import PlanMaker
 from steerlab.engines.vllm.server.tickets import ReceiptBook, Ticket, receipt_json
-from steerlab.engines.vllm.server.workers import HeldPlans, Settler, Workers
+from steerlab.engines.vllm.server.workers import ReplyCollector, SharedPlans, Workers
 from steerlab.engines.vllm.wire.config import KEY
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
 from steerlab.steering.content import PromptContent
@@ -39,9 +38,9 @@ class Gateway:
         self.workers = Workers(engine)
         self._tokenizer = tokenizer
         self._engine = engine
-        self._plans, self._settler = HeldPlans(self.workers), Settler(self.workers)
+        self._plans, self._replies = SharedPlans(self.workers), ReplyCollector(self.workers)
         self._tickets: dict[str, Ticket] = {}
-        self._claims: dict[str, _Claim] = {}
+        self._claims: dict[str, Claim] = {}
         self._leftover: set[asyncio.Task[None]] = set()
         self._generate, self._submit = engine.generate, engine.engine_core.add_request_async
         engine.generate = self._wrapped_generate
@@ -80,7 +79,7 @@ class Gateway:
             ticket.problem = error
             raise
         ticket.reached = True
-        await self._plans.hold(ticket.ready.compiled)
+        await self._plans.hold(ticket.compiled)
         self._claims[claim.key] = claim
         outputs = self._generate(prompt, claim.marked(params), request_id, **options)
         try:
@@ -98,7 +97,7 @@ class Gateway:
             await outputs.aclose()
             self._in_background(self._end(claim))
 
-    def _claim(self, ticket: Ticket, index: int, prompt: Any, params: Any, request_id: str) -> "_Claim":
+    def _claim(self, ticket: Ticket, index: int, prompt: Any, params: Any, request_id: str) -> Claim:
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
         if ids is None:
             raise PromptError("steering needs a prompt of text or tokens; prompt embeddings have no positions to name.")
@@ -112,10 +111,10 @@ class Gateway:
             content=PromptContent(0, 1, tuple(ids), None, self._tokenizer),
         )
         try:
-            groups = self.maker.planner().positions(ticket.ready.compiled, row)
+            groups = self.maker.planner().positions(ticket.compiled, row)
         except SteerlabError as error:
             raise InputError(f"steering: {error}") from error
-        return _Claim(ticket, index, tuple(ids), groups, f"{ticket.id}/{request_id}", params)
+        return Claim(ticket, index, tuple(ids), groups, f"{ticket.id}/{request_id}", params)
 
     async def _wrapped_submit(self, request: Any) -> Any:
         """Replaces the engine client's `add_request_async`: each sample of a request has an account of its own."""
@@ -123,10 +122,10 @@ class Gateway:
         spec = RequestSpec.of(params)
         if spec is not None:
             self._claims[spec.row].rows.append(request.request_id)
-            request.sampling_params = _with_spec(params, RequestSpec(request.request_id, spec.plan, spec.groups))
+            request.sampling_params = with_spec(params, RequestSpec(request.request_id, spec.plan, spec.groups))
         return await self._submit(request)
 
-    async def _settle(self, claim: "_Claim", *, failed: bool = False) -> None:
+    async def _settle(self, claim: Claim, *, failed: bool = False) -> None:
         """Takes and checks the receipts of a request whose samples have all ended.
 
         Args:
@@ -138,7 +137,7 @@ class Gateway:
         """
         if claim.may_run_on:
             await self._stop(claim)
-        outcomes = await self._settler.settle(claim.rows)
+        outcomes = await self._replies.settle(claim.rows)
         claim.settled = True
         for sample, row in enumerate(claim.rows):
             request, length = claim.request(sample), claim.length(sample)
@@ -149,70 +148,26 @@ class Gateway:
             claim.ticket.receipts.append(receipt_json(receipt, claim.index, inherited.positions))
         self.book.enter(claim.ticket)
 
-    async def _stop(self, claim: "_Claim") -> None:
+    async def _stop(self, claim: Claim) -> None:
         """Makes sure that no pass follows: an account is closed after the last one."""
         if claim.rows:
             await self._engine.engine_core.abort_requests_async(claim.rows)
 
-    async def _end(self, claim: "_Claim") -> None:
+    async def _end(self, claim: Claim) -> None:
         """Frees what a request held, also if it was broken off."""
         try:
             if claim.rows and not claim.settled:
                 await self._stop(claim)
-                await self._settler.settle(claim.rows)
+                await self._replies.settle(claim.rows)
         finally:
             self._claims.pop(claim.key, None)
-            await self._plans.release(claim.ticket.ready.compiled)
+            await self._plans.release(claim.ticket.compiled)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._leftover.add(task)
         task.add_done_callback(self._leftover.discard)
         task.add_done_callback(_note_failure)
-
-
-class _Claim:
-    """One prompt of a steered request, inside the engine.
-
-    Attributes:
-        ticket: the request's.
-        index: which of its prompts.
-        token_ids: the prompt.
-        groups: the positions of each group of the plan's edits.
-        key: names it until its samples have names of their own.
-        counts: tokens that its samples have so far.
-        rows: names of its samples, in order.
-        may_run_on: whether the engine may not know yet that it has ended: stop strings are found outside of it.
-        settled: whether the workers have handed over its accounts.
-    """
-
-    def __init__(
-        self, ticket: Ticket, index: int, token_ids: tuple[int, ...], groups: Any, key: str, params: Any
-    ) -> None:
-        self.ticket, self.index, self.token_ids, self.groups, self.key = ticket, index, token_ids, groups, key
-        self.counts = SampleCounts(params)
-        self.rows: list[str] = []
-        self.may_run_on = bool(params.stop)
-        self.settled = False
-
-    def marked(self, params: Any) -> Any:
-        """The sampling parameters with the plan and its positions in them."""
-        return _with_spec(params, RequestSpec(self.key, self.ticket.ready.compiled.fingerprint, self.groups))
-
-    def request(self, sample: int) -> Request:
-        """A sample, as receipts are made of."""
-        ready = self.ticket.ready
-        return Request(self.index, sample, self.token_ids, {}, ready.assigned, ready.compiled, self.groups)
-
-    def length(self, sample: int) -> int:
-        """Tokens that a sample's text rests on: its last one drives nothing."""
-        return len(self.token_ids) + max(0, self.counts.of(sample) - 1)
-
-
-def _with_spec(params: Any, spec: RequestSpec) -> Any:
-    marked = copy(params)
-    marked.extra_args = {**(params.extra_args or {}), **spec.to_args()}
-    return marked
 
 
 def _note_failure(task: "asyncio.Task[None]") -> None:

@@ -3,38 +3,22 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, PlanError, SteerlabError
-from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
-from steerlab.engines.vllm.client.ready_plans import Planner
+from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.server.positions_json import where_of
 from steerlab.engines.vllm.server.registry import VectorRegistry
 from steerlab.engines.vllm.server.request_json import EditJson, parse_steering
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.steering import operators
-from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.edit import Edit
 from steerlab.steering.plan import Plan
 
 REMEMBERED = 256
 """Distinct `steering` fields whose plans are kept ready."""
-
-
-@dataclass(frozen=True)
-class ReadyPlan:
-    """A plan that a request can run under.
-
-    Attributes:
-        assigned: the plan, doses resolved, and its hash as given.
-        compiled: the same in the operator's terms.
-    """
-
-    assigned: AssignedPlan
-    compiled: CompiledPlan
 
 
 class PlanMaker:
@@ -67,10 +51,9 @@ class PlanMaker:
         (made,) = Planner(self.config, self.info, _unknown_norm).plans(plan, 1)
         if isinstance(made, SteerlabError):
             raise made
-        assigned, compiled = made
-        if compiled is None:
+        if made.compiled is None:
             raise PlanError("A plan without edits steers nothing.")
-        return ReadyPlan(assigned, compiled)
+        return made
 
     def planner(self) -> Planner:
         """For a request's positions."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from steerlab.core.errors import SteerlabError
 from steerlab.core.receipts import Receipt
-from steerlab.engines.vllm.server.plans import ReadyPlan
+from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
+from steerlab.engines.vllm.client.ready_plans import ReadyPlan
 
 KEPT_RECEIPTS = 4096
 
@@ -34,6 +35,12 @@ class Ticket:
     reached: bool = False
     problem: SteerlabError | None = None
     receipts: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def compiled(self) -> CompiledPlan:
+        """Its plan in the operator's terms; a plan without edits gets no ticket."""
+        assert self.ready.compiled is not None
+        return self.ready.compiled
 
 
 class ReceiptBook:

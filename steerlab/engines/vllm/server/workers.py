@@ -1,20 +1,28 @@
-"""The workers, asked without blocking the server: plans they hold, accounts they hand over."""
+"""The workers, asked without blocking the server: plans they hold, records they hand over."""
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
+from steerlab.engines.vllm.client.plan_cache import PlanCache
 from steerlab.engines.vllm.client.requests import Outcome
-from steerlab.engines.vllm.client.run_requests import enter_accounts, holding
-from steerlab.engines.vllm.wire.packets import pack, unpack
+from steerlab.engines.vllm.client.run_requests import plans_message, read_replies
+from steerlab.engines.vllm.wire.packets import METHOD, Answer, command, unpack_answers
 
 IDLE_PLANS = 256
 """Plans that the workers keep although no request uses them now."""
+
+
+class AsyncEngine(Protocol):
+    """What is used here of vLLM's AsyncLLM."""
+
+    async def collective_rpc(self, method: str, *, args: tuple[Any, ...]) -> list[bytes]:
+        """Calls a method of every worker."""
+        ...
 
 
 class Workers:
@@ -24,25 +32,16 @@ class Workers:
         engine: vLLM's AsyncLLM.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def ask(
-        self, command: str, header: Any = None, arrays: Mapping[str, np.ndarray] | None = None
-    ) -> list[tuple[Any, dict[str, np.ndarray]]]:
+    async def ask(self, name: str, header: Any = None, arrays: Mapping[str, np.ndarray] | None = None) -> list[Answer]:
         """Their answers in order of rank."""
-        answers = await self._engine.collective_rpc("steerlab", args=(command, pack(header, arrays)))
-        return [unpack(answer) if answer else (None, {}) for answer in answers]
+        return unpack_answers(await self._engine.collective_rpc(METHOD, args=command(name, header, arrays)))
 
 
-@dataclass
-class _Held:
-    sending: "asyncio.Task[Any]"
-    users: int = 0
-
-
-class HeldPlans:
-    """Which plans the workers hold: those in use, and the most recent of the others.
+class SharedPlans:
+    """The plans that the workers hold for requests that run at the same time: those in use, and the latest others.
 
     Args:
         workers: who holds them.
@@ -51,46 +50,52 @@ class HeldPlans:
 
     def __init__(self, workers: Workers, idle: int = IDLE_PLANS) -> None:
         self._workers, self._idle = workers, idle
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._cache = PlanCache(size=_one)
+        self._users: Counter[str] = Counter()
+        self._sending: dict[str, asyncio.Task[Any]] = {}
         self._in_order = asyncio.Lock()  # a plan that is dropped and wanted again must arrive after the drop
 
     async def hold(self, plan: CompiledPlan) -> None:
-        """Sees to it that every worker holds a plan until `release`."""
+        """Returns when every worker holds a plan; they do so until `release`."""
         name = plan.fingerprint
-        if name not in self._held:
-            self._held[name] = _Held(asyncio.ensure_future(self._send(plan)))
-        held = self._held[name]
-        self._held.move_to_end(name)
-        held.users += 1
+        if self._cache.add({name: plan}):
+            self._sending[name] = asyncio.ensure_future(self._send(plan))
+        sending = self._sending[name]
+        self._users[name] += 1
         try:
-            await asyncio.shield(held.sending)
+            await asyncio.shield(sending)
         except BaseException:
-            held.users -= 1
-            if held.sending.done() and self._held.get(name) is held:
-                del self._held[name]
+            self._users[name] -= 1
+            if sending.done() and self._sending.get(name) is sending:
+                self._cache.lose([name])
+                del self._sending[name]
             raise
 
     async def release(self, plan: CompiledPlan) -> None:
         """Ends one use of a plan; the oldest that nobody uses are dropped."""
-        self._held[plan.fingerprint].users -= 1
-        idle = [name for name, held in self._held.items() if not held.users]
-        dropped = idle[: max(0, len(idle) - self._idle)]
+        self._users[plan.fingerprint] -= 1
+        self._users = +self._users  # those with any
+        dropped = self._cache.drop(self._users, self._idle)
         for name in dropped:
-            del self._held[name]
+            del self._sending[name]
         if dropped:
             async with self._in_order:
                 await self._workers.ask("drop", dropped)
 
     async def _send(self, plan: CompiledPlan) -> None:
         async with self._in_order:
-            await self._workers.ask("hold", *holding({plan.fingerprint: plan}))
+            await self._workers.ask("hold", *plans_message({plan.fingerprint: plan}))
 
 
-class Settler:
-    """Asks the workers for the accounts of requests that have ended: all that end while one question is out, in one.
+def _one(_: CompiledPlan) -> int:
+    return 1
+
+
+class ReplyCollector:
+    """Asks the workers what happened to requests that have ended; all that end while a question is out share the next.
 
     Args:
-        workers: who keeps them.
+        workers: who know.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -99,7 +104,7 @@ class Settler:
         self._asking: asyncio.Task[None] | None = None
 
     async def settle(self, rows: Sequence[str]) -> dict[str, Outcome]:
-        """The accounts of some rows.
+        """What happened to some rows.
 
         Raises:
             ReceiptError: if one of them could not be carried out as asked.
@@ -123,11 +128,11 @@ class Settler:
                 _give(answer, _outcomes(rows, answers))
 
 
-def _outcomes(rows: Sequence[str], answers: Sequence[tuple[Any, dict[str, np.ndarray]]]) -> Any:
+def _outcomes(rows: Sequence[str], answers: Sequence[Answer]) -> Any:
     """Outcomes by row, or what was wrong with one of these rows."""
     found = {row: Outcome(None) for row in rows}
     try:
-        enter_accounts(found, answers)
+        read_replies(found, answers)
     except Exception as error:
         return error
     return found

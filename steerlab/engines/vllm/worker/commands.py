@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from steerlab.engines.vllm.wire.packets import pack, unpack
+from steerlab.engines.vllm.wire.worker_reply import join_rows
 from steerlab.engines.vllm.worker.request_record import Account, gathered, gathered_distribution
 from steerlab.engines.vllm.worker.wiring import ATTRIBUTE, Wired
 
@@ -61,7 +62,7 @@ def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray
     about = {"problems": {row: account.problem for row, account in accounts.items() if account.problem}}
     return pack(
         {"rows": list(accounts), **about, "layers": wired.state.layers, **ranks},
-        _counted(wired, accounts) | streams | (_distributions(accounts) if ranks["tp"] == 0 else {}),
+        _by_row(wired, accounts) | streams | (_distributions(accounts) if ranks["tp"] == 0 else {}),
     )
 
 
@@ -71,34 +72,21 @@ def _forget(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray
     return b""
 
 
-def _counted(wired: Wired, accounts: dict[str, Account]) -> dict[str, np.ndarray]:
-    """Accounts as arrays: entries of all rows one after the other, and how many each row has."""
+def _by_row(wired: Wired, accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+    """What happened to every request, as `WorkerReply` reads it."""
     every = list(accounts.values())
     tallies = wired.state.tallies(every)
     measured = [gathered(account) for account in every]
-    read = [[p for positions, _ in account.read for p in positions] for account in every]
-    ran = [account.ran for account in every]
-    joined = {
-        "ran": np.array([run for runs in ran for run in runs], dtype=np.int64).reshape(-1, 2),
-        "edits": _joined([edits for edits, _ in tallies], np.int64),
-        "tally": _joined([values for _, values in tallies], np.float64).reshape(-1, 2),
-        "read": np.array([p for positions in read for p in positions], dtype=np.int64),
-        "at": _joined([at for at, _ in measured], np.int64),
-        "measured": _joined([values.ravel() for _, values in measured], np.float32),
-    }
-    sizes = {
-        "ran": map(len, ran),
-        "edits": [len(edits) for edits, _ in tallies],
-        "tally": [len(edits) for edits, _ in tallies],
-        "read": map(len, read),
-        "at": [len(at) for at, _ in measured],
-        "measured": [values.size for _, values in measured],
-    }
-    return joined | {f"n_{name}": np.fromiter(counts, dtype=np.int64) for name, counts in sizes.items()}
-
-
-def _joined(parts: list[np.ndarray], dtype: Any) -> np.ndarray:
-    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype=dtype)
+    return join_rows(
+        {
+            "ran": [account.ran for account in every],
+            "edits": [edits for edits, _ in tallies],
+            "tally": [values for _, values in tallies],
+            "read": [[p for positions, _ in account.read for p in positions] for account in every],
+            "at": [at for at, _ in measured],
+            "measured": [values.ravel() for _, values in measured],
+        }
+    )
 
 
 def _streams(accounts: dict[str, Account]) -> dict[str, np.ndarray]:
