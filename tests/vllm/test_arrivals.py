@@ -46,7 +46,7 @@ def waiting(engine):
 
 def accounts(engine):
     worker = engine.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-    return worker.steerlab_wired.state.accounts
+    return worker.steerlab_wired.state.records
 
 
 def test_none_of_a_group_runs_before_all_have_arrived(engine, submit):

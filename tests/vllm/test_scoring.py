@@ -221,7 +221,7 @@ def test_a_missing_score_is_an_error(engine, monkeypatch):
 
 def test_nothing_is_kept_of_what_was_settled(engine):
     wired = engine.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.steerlab_wired
-    assert not wired.state.accounts
+    assert not wired.state.records
     assert not wired.state.measuring._wanted
     assert not wired.state.measuring._drawing
 

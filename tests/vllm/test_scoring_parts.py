@@ -111,9 +111,9 @@ def make(weight):
 
 
 def account(start, tokens, measures):
-    from steerlab.engines.vllm.worker.request_record import Account
+    from steerlab.engines.vllm.worker.request_record import RequestRecord
 
-    return Account(RequestSpec("x", None, score=ScoreSpec(start, tuple(tokens), tuple(measures))))
+    return RequestRecord(RequestSpec("x", None, score=ScoreSpec(start, tuple(tokens), tuple(measures))))
 
 
 def stream(seed, length):
@@ -160,12 +160,12 @@ def test_chunks_and_company_change_nothing(make, weight, rows, chunk):
 
 @pytest.mark.parametrize("chunk", [1, 2, 9])
 def test_the_first_position_serves_several_tokens(make, weight, chunk):
-    from steerlab.engines.vllm.worker.request_record import Account, gathered
+    from steerlab.engines.vllm.worker.request_record import RequestRecord, gathered
 
     measuring, hidden = make(2), stream(1, 9)
     spec = ScoreSpec(4, (1, 2, 3, 7, 8), SCALARS, n_first=3)
     assert [spec.position(i) for i in range(5)] == [4, 4, 4, 5, 6]
-    one = Account(RequestSpec("x", None, score=spec))
+    one = RequestRecord(RequestSpec("x", None, score=spec))
     measuring.enter(0, one)
     for start in range(0, 9, chunk):
         passes(measuring, (0, hidden, start, min(chunk, 9 - start)))
@@ -212,10 +212,10 @@ def test_a_position_that_never_ran_is_missing(make):
 
 
 def test_draws_are_kept_by_position(make):
-    from steerlab.engines.vllm.worker.request_record import Account, gathered
+    from steerlab.engines.vllm.worker.request_record import RequestRecord, gathered
 
     measuring = make(2)
-    accounts = {slot: Account(RequestSpec(f"{slot}", None, draw=True)) for slot in (0, 1, 3)}
+    accounts = {slot: RequestRecord(RequestSpec(f"{slot}", None, draw=True)) for slot in (0, 1, 3)}
     for slot, one in accounts.items():
         measuring.enter(slot, one)
     kept = {slot: [] for slot in accounts}
@@ -238,11 +238,11 @@ def test_draws_are_kept_by_position(make):
 
 
 def test_of_a_token_that_was_drawn_again_the_later_draw_counts():
-    from steerlab.engines.vllm.worker.request_record import DRAWN, Account, Found, gathered
+    from steerlab.engines.vllm.worker.request_record import DRAWN, PassValues, RequestRecord, gathered
 
-    one = Account(RequestSpec("x", None, draw=True))
+    one = RequestRecord(RequestSpec("x", None, draw=True))
     for position, value in ((6, -1.0), (7, -2.0), (5, -3.0), (6, -4.0)):
-        one.draws.add(Found({DRAWN: torch.tensor([9.0, value])}), 1, position)
+        one.draws.add(PassValues({DRAWN: torch.tensor([9.0, value])}), 1, position)
     at, values = gathered(one)
     assert at.tolist() == [5, 6, 7]
     assert values.tolist() == [[-3.0, -4.0, -2.0]]

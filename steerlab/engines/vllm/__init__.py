@@ -1,6 +1,8 @@
 """The engine on vLLM: the same plans inside its compiled graphs, per request.
 
-vLLM loads this package's plugin in each of its processes, so importing it loads nothing more.
+A folder is a process: `client` and `server` run in the caller's, `worker` in vLLM's workers; `wire` is what travels
+between them, and `patches` is what `plugin` replaces in vLLM. vLLM loads the plugin in each of its processes, so
+importing this package loads nothing more.
 """
 
 import importlib

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -231,7 +231,7 @@ class VLLMEngine:
         outcomes = run_requests(self._running, requests if max_new_tokens else [], "generate")
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
         lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
-        receipts, inherited = _accounts(requests[: len(outcomes)], outcomes, lengths)
+        receipts, inherited = _receipts(requests[: len(outcomes)], outcomes, lengths)
         steered = {request.prompt_index for request in requests if request.compiled is not None}
         self.errors = self.errors | failed_prompts(completions, steered, self.info.dtype, must_run=on_error == "raise")
         by_row = {request.row_index: c for request, c in zip(requests, completions, strict=False)}
@@ -276,10 +276,10 @@ class VLLMEngine:
         """
         encoder, planner = self._tools()
         pairs = encoder.pairs(prompts, targets, boundary, score_eos, chat, variants)
-        values, accounts = self._measured(pairs, plan, planner, [TokenLogProb()])
+        values, receipts = self._measured(pairs, plan, planner, [TokenLogProb()])
         found = [one[TokenLogProb()].tolist() for one in values]
         rows = tuple(Score.of_pair(i, j, p, x) for (i, j, _, p), x in zip(pairs, found, strict=True))
-        return self._noted(Scores(rows, self.info.dtype, *accounts))
+        return self._noted(Scores(rows, self.info.dtype, *receipts))
 
     @explains_arguments
     def measure(
@@ -314,9 +314,9 @@ class VLLMEngine:
         quantities = check_measures(measures)
         encoder, planner = self._tools()
         pairs = encoder.pairs(prompts, targets, boundary, False, chat)
-        found, accounts = self._measured(pairs, plan, planner, list(quantities.values()))
+        found, receipts = self._measured(pairs, plan, planner, list(quantities.values()))
         rows = [{name: _wide(quantity, values[quantity]) for name, quantity in quantities.items()} for values in found]
-        return self._noted(Measured(rows, *accounts))
+        return self._noted(Measured(rows, *receipts))
 
     def _measured(
         self, pairs: Sequence[Pair], plan: PlanArgument, planner: Planner, measures: Sequence[Quantity]
@@ -330,9 +330,9 @@ class VLLMEngine:
         outcomes = run_requests(self._running, submitted, "score", together=True)
         require_finite(submitted, outcomes, self.info.dtype)
         lengths = [request.n_tokens for request in requests]
-        accounts = _accounts(requests, [outcomes[place.rest] for place in places], lengths)
+        receipts = _receipts(requests, [outcomes[place.rest] for place in places], lengths)
         found = [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
-        return found, accounts
+        return found, receipts
 
     @explains_arguments
     def capture(
@@ -396,8 +396,8 @@ class VLLMEngine:
             for request, outcome in zip(wave, outcomes, strict=True):
                 call.take(request, outcome)
                 last[request.row_index] = outcome
-        accounts = _accounts(requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests])
-        return replace(call.activations(requests), receipts=accounts[0], inherited=accounts[1])
+        receipts, inherited = _receipts(requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests])
+        return replace(call.activations(requests), receipts=receipts, inherited=inherited)
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream at a wired hook point, over the shipped reference text, position 0 left out.
@@ -450,7 +450,7 @@ class VLLMEngine:
         return self._connection
 
 
-def _accounts(
+def _receipts(
     requests: Iterable[Request], outcomes: Iterable[Outcome], lengths: Iterable[int]
 ) -> tuple[tuple[Receipt, ...], tuple[Inherited, ...]]:
     """Receipts and inherited positions of a call's rows."""
@@ -463,7 +463,7 @@ def _wide(quantity: Quantity, values: np.ndarray) -> np.ndarray:
     return values if isinstance(quantity, LogDistribution) else values.astype(np.float64)
 
 
-def check_vllm_engine(engine: Any, user: str) -> Any:
+def check_vllm_engine(engine: object, user: str) -> VLLMEngine:
     """The engine itself, if it can carry out plans as `VLLMEngine` does.
 
     Raises:
@@ -474,4 +474,4 @@ def check_vllm_engine(engine: Any, user: str) -> Any:
             f"{user} takes a sl.VLLMEngine, got {type(engine).__name__}. A vllm.LLM cannot be steered once it runs: "
             "start the model with sl.VLLMEngine(name, layers=[…], **the same arguments); its .llm is the LLM."
         )
-    return engine
+    return cast("VLLMEngine", engine)  # or what answers as one

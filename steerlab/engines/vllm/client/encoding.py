@@ -107,7 +107,7 @@ class Encoder:
         return [(i, j, encoded[i], pair) for i, j, pair in pairs]
 
     def check_length(self, length: int, what: str) -> None:
-        """Nothing, if so many tokens fit the context.
+        """Checks that so many tokens fit the context.
 
         Raises:
             ContextLengthError: otherwise; says by how much.

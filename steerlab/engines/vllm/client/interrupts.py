@@ -16,7 +16,7 @@ class DeferredInterrupt(contextlib.AbstractContextManager["DeferredInterrupt"]):
     It does nothing outside of the main thread, which alone is interrupted, or where interrupts are ignored.
 
     Attributes:
-        is_torn: whether one was let through at once, so that nobody knows what it cut off.
+        is_torn: whether one was let through at once, so that what it cut off is unknown.
     """
 
     def __init__(self) -> None:

@@ -139,7 +139,7 @@ def _prune(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _redirected(number: int, file: TextIO) -> Iterator[None]:
-    """Points a descriptor at a file; nothing, if it is closed."""
+    """Points a descriptor at a file; does nothing if it is closed."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

@@ -92,8 +92,3 @@ def positions_of(where: Where, row: Row) -> Runs:
     """The positions of one set in a row whose tokens are all known, in any number of runs."""
     marks = marks_for([where], [row.content])
     return runs_of(_mask(where, row, marks, 0))
-
-
-def no_content(token_ids: Sequence[int]) -> PromptContent:
-    """A prompt of which only the tokens are known."""
-    return PromptContent(0, 1, tuple(token_ids))

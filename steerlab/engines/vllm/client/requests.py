@@ -69,7 +69,7 @@ class Request:
         return self.compiled is not None or bool(self.read) or self.score is not None or self.draw
 
     def spec(self, row: str, group: Group | None = None) -> RequestSpec | None:
-        """What scheduler and workers are told; None if there is nothing to do."""
+        """What scheduler and workers receive; None if there is nothing to do."""
         if not self.has_work:
             return None
         plan = None if self.compiled is None else self.compiled.fingerprint

@@ -63,7 +63,7 @@ def token_log_qs(
     Args:
         policy: the sampling policy.
         token_log_probs: the model's log p of each token.
-        measured: log q of each token where the policy needs it; None if nobody measured.
+        measured: log q of each token where the policy needs it; None if it was not measured.
     """
     if policy.is_greedy:
         return [0.0] * len(token_log_probs)

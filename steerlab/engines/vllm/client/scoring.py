@@ -33,10 +33,10 @@ POSSIBLE = (TokenLogProb, PolicyEntropy, PolicyLogQ, LogDistribution)
 
 
 def check_measures(measures: Measures) -> dict[str, Quantity]:
-    """The measures, if vLLM's workers can be told them.
+    """The measures, if they can be serialised for vLLM's workers.
 
     Raises:
-        InputError: if there are none, or one is a function that cannot travel; names it.
+        InputError: if there are none, or one is a function, which cannot be serialised; names it.
     """
     check_named(measures)
     for name, measure in measures.items():

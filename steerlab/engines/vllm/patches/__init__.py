@@ -1,1 +1,1 @@
-"""What is replaced in vLLM 0.32: one file per place."""
+"""What is replaced in vLLM: one file per place, which says why and which versions it fits; `plugin` installs all."""

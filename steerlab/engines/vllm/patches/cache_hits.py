@@ -3,6 +3,8 @@
 A position that is read from the prefix cache is not run, so what it predicts cannot be scored. Here the hit of a
 request that is scored ends before its first scored position: the manager looks for a hit as if the prompt ended there,
 whatever kinds of cache groups the model has. All other requests are looked up as before.
+
+Fits vLLM 0.32.
 """
 
 import functools

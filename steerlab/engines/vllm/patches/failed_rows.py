@@ -6,6 +6,8 @@ logits, and its blocks lose their names in the prefix cache: attention gives a l
 0, and 0 · NaN is NaN, so one NaN may spoil what the row's earlier blocks hold, which other prompts share. A request
 that may have read such a block is not to blame; so each runs once more, without the prefix cache, and only then ends
 with finish_reason `error`, which vLLM's server answers with an error. Models that are not steered are left alone.
+
+Fits vLLM 0.32.
 """
 
 import functools

@@ -2,12 +2,15 @@
 
 The CPU worker inherits from it, and both model runners are loaded through it, before anything is compiled, profiled
 or captured. The replacement calls the original and then wires the model, if the configuration asks for it.
+
+Fits vLLM 0.32.
 """
 
 import functools
 from typing import Any
 
 from steerlab.engines.vllm.wire.config import SteeringConfig, is_ours
+from steerlab.engines.vllm.wire.packets import METHOD
 from steerlab.engines.vllm.wire.shutdown import end_quickly
 
 _MARK = "_steerlab_installed"
@@ -33,7 +36,7 @@ def install() -> None:
             wire(self, config)
 
     Worker.load_model = load_model  # pyright: ignore[reportAttributeAccessIssue]
-    Worker.steerlab = _answer  # pyright: ignore[reportAttributeAccessIssue]
+    setattr(Worker, METHOD, _answer)
     setattr(Worker, _MARK, True)
 
 

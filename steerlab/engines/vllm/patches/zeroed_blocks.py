@@ -5,6 +5,8 @@ whose stream overflowed would reach every later request that is given one of its
 when it hands them out, which it needs for some kinds of models; here it does so for every model that is steered. What a
 row left in a block that the prefix cache still names stays as it is: whoever asks for the same tokens under the same
 edits then gets the same error.
+
+Fits vLLM 0.32.
 """
 
 from collections.abc import Callable

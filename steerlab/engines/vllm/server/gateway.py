@@ -16,7 +16,7 @@ from steerlab.engines.vllm.client.ready_plans import ReadyPlan
 from steerlab.engines.vllm.server.claims import Claim, with_spec
 from steerlab.engines.vllm.server.plans import PlanMaker
 from steerlab.engines.vllm.server.tickets import ReceiptBook, Ticket, receipt_json
-from steerlab.engines.vllm.server.workers import ReplyCollector, SharedPlans, Workers
+from steerlab.engines.vllm.server.workers import AsyncEngine, ReplyCollector, SharedPlans, Workers
 from steerlab.engines.vllm.wire.config import KEY
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
 from steerlab.steering.content import PromptContent
@@ -33,7 +33,7 @@ class Gateway:
         tokenizer: the model's own; None if text cannot be looked at.
     """
 
-    def __init__(self, engine: Any, maker: PlanMaker | None, tokenizer: Any = None) -> None:
+    def __init__(self, engine: AsyncEngine, maker: PlanMaker | None, tokenizer: Any = None) -> None:
         self.maker, self.book = maker, ReceiptBook()
         self.workers = Workers(engine)
         self._tokenizer = tokenizer
@@ -171,6 +171,6 @@ class Gateway:
 
 
 def _note_failure(task: "asyncio.Task[None]") -> None:
-    """A dead engine says so itself; here nobody waits for the answer."""
+    """A dead engine says so itself; no caller is left to hear it."""
     if not task.cancelled():
         task.exception()

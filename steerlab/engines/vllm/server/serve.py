@@ -3,7 +3,7 @@
 import signal
 from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from steerlab.core.hook_points import resolve_layers
 from steerlab.engines.vllm.client.info import describe, read_config, read_tokenizer
@@ -19,6 +19,7 @@ from steerlab.engines.vllm.server.plans import PlanMaker
 from steerlab.engines.vllm.server.registry import VectorRegistry
 from steerlab.engines.vllm.server.startup import check_server
 from steerlab.engines.vllm.server.validation import refuse
+from steerlab.engines.vllm.server.workers import AsyncEngine
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.shutdown import GRACE
 from steerlab.models import resolve
@@ -82,7 +83,7 @@ async def _run(args: Namespace, make_gateway: Any, log: Log) -> None:
             engine.shutdown = _patient(engine.shutdown)
             gateway = make_gateway(engine)
             if gateway.maker is not None:
-                await check_server(gateway, engine)
+                await check_server(gateway, cast(AsyncEngine, engine))
                 _announce(gateway.maker, log)
             dtype = str(engine.model_config.dtype).removeprefix("torch.")
             served = f"{', '.join(args.served_model_name)} in {dtype} is served on {address}"

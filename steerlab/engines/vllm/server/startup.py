@@ -9,10 +9,11 @@ from steerlab.engines.vllm.client.requests import ONE_TOKEN
 from steerlab.engines.vllm.client.wiring_check import NOT_LOADED, check_workers
 from steerlab.engines.vllm.server.gateway import Gateway
 from steerlab.engines.vllm.server.plans import PlanMaker
+from steerlab.engines.vllm.server.workers import AsyncEngine
 from steerlab.engines.vllm.wire.config import KEY
 
 
-async def check_server(gateway: Gateway, engine: Any) -> None:
+async def check_server(gateway: Gateway, engine: AsyncEngine) -> None:
     """Checks that every worker is wired and that the scheduler keeps steered cache blocks apart.
 
     Raises:
@@ -33,7 +34,7 @@ async def check_server(gateway: Gateway, engine: Any) -> None:
     await _check_isolation(gateway, maker, engine)
 
 
-async def _check_isolation(gateway: Gateway, maker: PlanMaker, engine: Any) -> None:
+async def _check_isolation(gateway: Gateway, maker: PlanMaker, engine: AsyncEngine) -> None:
     """See `client.isolation`; here the steered run goes through the gateway, as clients' requests will."""
     tokens = isolation_prompt(engine.vllm_config.cache_config, maker.info)
     if tokens is None:
@@ -48,7 +49,7 @@ async def _check_isolation(gateway: Gateway, maker: PlanMaker, engine: Any) -> N
     require_isolated(n_cached)
 
 
-async def _run(engine: Any, tokens: Sequence[int], name: str, arguments: dict[str, Any] | None) -> int:
+async def _run(engine: AsyncEngine, tokens: Sequence[int], name: str, arguments: dict[str, Any] | None) -> int:
     """Runs one token, and returns how many tokens of the prompt came from the cache."""
     from vllm import SamplingParams
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,10 +18,18 @@ IDLE_PLANS = 256
 
 
 class AsyncEngine(Protocol):
-    """What is used here of vLLM's AsyncLLM."""
+    """What the server uses of vLLM's AsyncLLM."""
+
+    vllm_config: Any
+    engine_core: Any
+    generate: Callable[..., AsyncGenerator[Any]]
 
     async def collective_rpc(self, method: str, *, args: tuple[Any, ...]) -> list[bytes]:
         """Calls a method of every worker."""
+        ...
+
+    async def reset_prefix_cache(self) -> Any:
+        """Forgets all cached blocks."""
         ...
 
 
@@ -72,7 +80,7 @@ class SharedPlans:
             raise
 
     async def release(self, plan: CompiledPlan) -> None:
-        """Ends one use of a plan; the oldest that nobody uses are dropped."""
+        """Ends one use of a plan; the oldest unused are dropped."""
         self._users[plan.fingerprint] -= 1
         self._users = +self._users  # those with any
         dropped = self._cache.drop(self._users, self._idle)
@@ -139,7 +147,7 @@ def _outcomes(rows: Sequence[str], answers: Sequence[Answer]) -> Any:
 
 
 def _give(answer: "asyncio.Future[Any]", found: Any) -> None:
-    if answer.done():  # nobody waits for it any more
+    if answer.done():  # its request was cancelled
         return
     if isinstance(found, Exception):
         answer.set_exception(found)

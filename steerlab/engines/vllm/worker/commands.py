@@ -8,7 +8,7 @@ import torch
 
 from steerlab.engines.vllm.wire.packets import pack, unpack
 from steerlab.engines.vllm.wire.worker_reply import join_rows
-from steerlab.engines.vllm.worker.request_record import Account, gathered, gathered_distribution
+from steerlab.engines.vllm.worker.request_record import RequestRecord, gathered, gathered_distribution
 from steerlab.engines.vllm.worker.wiring import ATTRIBUTE, Wired
 
 
@@ -55,52 +55,52 @@ def _drop(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray])
 
 
 def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
-    """Accounts of requests that have ended; activations from one tensor-parallel rank only, all hold the same."""
+    """Records of requests that have ended; activations from one tensor-parallel rank only, all hold the same."""
     ranks = _ranks()
-    accounts = wired.state.settle(header)
-    streams = _streams(accounts) if ranks["tp"] == 0 else {}
-    about = {"problems": {row: account.problem for row, account in accounts.items() if account.problem}}
+    records = wired.state.settle(header)
+    streams = _streams(records) if ranks["tp"] == 0 else {}
+    about = {"problems": {row: record.problem for row, record in records.items() if record.problem}}
     return pack(
-        {"rows": list(accounts), **about, "layers": wired.state.layers, **ranks},
-        _by_row(wired, accounts) | streams | (_distributions(accounts) if ranks["tp"] == 0 else {}),
+        {"rows": list(records), **about, "layers": wired.state.layers, **ranks},
+        _by_row(wired, records) | streams | (_distributions(records) if ranks["tp"] == 0 else {}),
     )
 
 
 def _forget(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
-    """Drops the accounts of a call that was interrupted."""
+    """Drops the records of a call that was interrupted."""
     wired.state.settle(header)
     return b""
 
 
-def _by_row(wired: Wired, accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+def _by_row(wired: Wired, records: dict[str, RequestRecord]) -> dict[str, np.ndarray]:
     """What happened to every request, as `WorkerReply` reads it."""
-    every = list(accounts.values())
+    every = list(records.values())
     tallies = wired.state.tallies(every)
-    measured = [gathered(account) for account in every]
+    measured = [gathered(record) for record in every]
     return join_rows(
         {
-            "ran": [account.ran for account in every],
+            "ran": [record.ran for record in every],
             "edits": [edits for edits, _ in tallies],
             "tally": [values for _, values in tallies],
-            "read": [[p for positions, _ in account.read for p in positions] for account in every],
+            "read": [[p for positions, _ in record.read for p in positions] for record in every],
             "at": [at for at, _ in measured],
             "measured": [values.ravel() for _, values in measured],
         }
     )
 
 
-def _streams(accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+def _streams(records: dict[str, RequestRecord]) -> dict[str, np.ndarray]:
     """Activations that were read, by row: float32 [layers, positions, d_model]."""
     return {
-        f"streams.{row}": torch.cat([part for _, part in account.read], dim=1).to("cpu", torch.float32).numpy()
-        for row, account in accounts.items()
-        if account.read
+        f"streams.{row}": torch.cat([part for _, part in record.read], dim=1).to("cpu", torch.float32).numpy()
+        for row, record in records.items()
+        if record.read
     }
 
 
-def _distributions(accounts: dict[str, Account]) -> dict[str, np.ndarray]:
+def _distributions(records: dict[str, RequestRecord]) -> dict[str, np.ndarray]:
     """Log-distributions by row: float32 [positions, d_vocab]."""
-    found = {row: gathered_distribution(account) for row, account in accounts.items() if account.measured}
+    found = {row: gathered_distribution(record) for row, record in records.items() if record.measured}
     return {f"distribution.{row}": values for row, values in found.items() if values is not None}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steerlab.engines.vllm.wire.request_spec import ScoreSpec
 from steerlab.engines.vllm.worker.head import Head
-from steerlab.engines.vllm.worker.request_record import DRAWN, Account, Found, Part
+from steerlab.engines.vllm.worker.request_record import DRAWN, PassValues, RequestRecord, RequestValues
 from steerlab.engines.vllm.worker.row_sums import log_probs_of, row_sums
 from steerlab.engines.vllm.worker.tables import to_device
 from steerlab.measures.nucleus import widen
@@ -65,13 +65,13 @@ class Wanted:
     """What a coming pass must measure of one request.
 
     Attributes:
-        account: where it goes.
+        record: where it goes.
         score: what is asked for.
         indices: which of its tokens are about positions of this pass.
         shift: from a position to its place in the pass.
     """
 
-    account: Account
+    record: RequestRecord
     score: ScoreSpec
     indices: range
     shift: int
@@ -101,45 +101,46 @@ class Measuring:
     def __init__(self, head: Head, buffers: Buffers, n_slots: int, *, keeps_distributions: bool = True) -> None:
         self.head, self.buffers = head, buffers
         self._keeps_distributions = keeps_distributions
-        self._sitting: dict[int, Account] = {}
+        self._in_slots: dict[int, RequestRecord] = {}
         self._scores = np.zeros(n_slots, dtype=bool)
         self._draws = np.zeros(n_slots, dtype=bool)
         self._wanted: list[Wanted] = []
-        self._drawing: dict[int, tuple[Account, int]] = {}  # by slot: whose next token is drawn, after which position
+        # by slot: whose next token is drawn, after which position
+        self._drawing: dict[int, tuple[RequestRecord, int]] = {}
 
-    def enter(self, slot: int, account: Account) -> None:
+    def enter(self, slot: int, record: RequestRecord) -> None:
         """A request takes a slot."""
-        self._scores[slot], self._draws[slot] = account.spec.score is not None, account.spec.draw
+        self._scores[slot], self._draws[slot] = record.spec.score is not None, record.spec.draw
         if self._scores[slot] or self._draws[slot]:
-            self._sitting[slot] = account
+            self._in_slots[slot] = record
 
     def leave(self, slot: int) -> None:
         """A request leaves its slot."""
         self._scores[slot] = self._draws[slot] = False
-        self._sitting.pop(slot, None)
+        self._in_slots.pop(slot, None)
 
     def begin(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
         """States what the coming pass holds: per request its slot, the first position and the number of tokens."""
         self.begin_empty()
-        if not self._sitting:
+        if not self._in_slots:
             return
         places = np.cumsum(lengths) - lengths
         for row in np.nonzero(self._scores[slots])[0].tolist():
-            self._plan(self._sitting[int(slots[row])], int(starts[row]), int(lengths[row]), int(places[row]))
+            self._plan(self._in_slots[int(slots[row])], int(starts[row]), int(lengths[row]), int(places[row]))
         for row in np.nonzero(self._draws[slots])[0].tolist():
             slot = int(slots[row])
-            self._drawing[slot] = self._sitting[slot], int(starts[row] + lengths[row]) - 1
+            self._drawing[slot] = self._in_slots[slot], int(starts[row] + lengths[row]) - 1
 
     def begin_empty(self) -> None:
         """States that nothing in the coming pass is measured."""
         self._wanted, self._drawing = [], {}
 
-    def _plan(self, account: Account, start: int, length: int, place: int) -> None:
-        score = account.spec.score
+    def _plan(self, record: RequestRecord, start: int, length: int, place: int) -> None:
+        score = record.spec.score
         assert score is not None
         indices = score.between(start, start + length)
         if indices:
-            self._wanted.append(Wanted(account, score, indices, place - start))
+            self._wanted.append(Wanted(record, score, indices, place - start))
 
     @torch.inference_mode()
     def score(self, hidden: Float[Tensor, "tokens d_model"]) -> None:
@@ -156,7 +157,7 @@ class Measuring:
         places = to_device(rows, device)
         tokens = to_device(np.concatenate([w.tokens for w in wanted]), device)
         firsts = np.cumsum([0, *(len(w.indices) for w in wanted)])
-        found = Found()
+        found = PassValues()
         pass_ = _Pass(self, wanted, firsts.tolist(), tokens, found)
         size = len(self.buffers.logits)
         for start in range(0, len(rows), size):
@@ -166,7 +167,7 @@ class Measuring:
             pass_.take(logits, start)
         pass_.finish()
         for one, row in zip(wanted, firsts.tolist(), strict=False):
-            one.account.measured.append(Part(one.indices.start, len(one.indices), found, row))
+            one.record.measured.append(RequestValues(one.indices.start, len(one.indices), found, row))
 
     @torch.inference_mode()
     def draw(self, slots: np.ndarray, logits: Float[Tensor, "batch d_vocab"], tokens: Int[Tensor, " batch"]) -> None:
@@ -179,11 +180,11 @@ class Measuring:
         """
         drawing, self._drawing = self._drawing, {}
         sums = row_sums(widen(logits), tokens.long(), logits.shape[-1], 0)
-        found = Found({DRAWN: log_probs_of(sums[None])})
+        found = PassValues({DRAWN: log_probs_of(sums[None])})
         for row, slot in enumerate(slots.tolist()):
             if slot in drawing:
-                account, position = drawing[slot]
-                account.draws.add(found, row, position)
+                record, position = drawing[slot]
+                record.draws.add(found, row, position)
 
     @property
     def is_drawing(self) -> bool:
@@ -203,7 +204,7 @@ class _Pass:
     """
 
     def __init__(
-        self, measuring: Measuring, wanted: Sequence[Wanted], firsts: Sequence[int], tokens: Tensor, found: Found
+        self, measuring: Measuring, wanted: Sequence[Wanted], firsts: Sequence[int], tokens: Tensor, found: PassValues
     ) -> None:
         self._head, self._buffers, self._tokens, self._found = measuring.head, measuring.buffers, tokens, found
         self._sums: list[Tensor] = []

@@ -17,7 +17,7 @@ DRAWN = "log q of the sampled token"
 
 
 @dataclass(eq=False)
-class Found:
+class PassValues:
     """What one pass measured: per quantity a value per scored row, on the device until `host` is called."""
 
     values: dict[Any, Tensor] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestValues:
     """What one pass found for one request.
 
     Attributes:
@@ -52,7 +52,7 @@ class Part:
 
     first: int
     count: int
-    found: Found
+    found: PassValues
     row: int
 
     def values(self, names: tuple[Any, ...]) -> np.ndarray:
@@ -62,7 +62,7 @@ class Part:
 
 @dataclass
 class Draws:
-    """Where log q of a request's sampled tokens is: three lists with an entry per token. A record each would be dear.
+    """Where log q of a request's sampled tokens is: three lists with an entry per token. An object each would be slow.
 
     Attributes:
         found: what the passes found.
@@ -70,11 +70,11 @@ class Draws:
         positions: after which the tokens were drawn; one may occur twice.
     """
 
-    found: list["Found"] = field(default_factory=list)
+    found: list[PassValues] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
 
-    def add(self, found: "Found", row: int, position: int) -> None:
+    def add(self, found: PassValues, row: int, position: int) -> None:
         """Notes one token."""
         self.found.append(found)
         self.rows.append(row)
@@ -82,7 +82,7 @@ class Draws:
 
 
 @dataclass
-class Account:
+class RequestRecord:
     """What happened to one request on this rank.
 
     Attributes:
@@ -100,11 +100,11 @@ class Account:
     ran: list[tuple[int, int]] = field(default_factory=list)
     tallies: list[Tensor] = field(default_factory=list)
     read: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    measured: list["Part"] = field(default_factory=list)
+    measured: list[RequestValues] = field(default_factory=list)
     draws: Draws = field(default_factory=Draws)
 
 
-def gathered(account: Account) -> tuple[np.ndarray, np.ndarray]:
+def gathered(record: RequestRecord) -> tuple[np.ndarray, np.ndarray]:
     """Values of a request's predictions.
 
     Returns:
@@ -112,16 +112,16 @@ def gathered(account: Account) -> tuple[np.ndarray, np.ndarray]:
         quantity with one value a prediction its values, in the order in which the request names them; float32
         [quantities, predictions].
     """
-    score = account.spec.score
+    score = record.spec.score
     if score is None:
-        return _drawn(account.draws)
+        return _drawn(record.draws)
     names = tuple(m for m in score.measures if not isinstance(m, LogDistribution))
-    if not account.measured:
+    if not record.measured:
         return np.zeros(0, dtype=np.int64), np.zeros((len(names), 0), dtype=np.float32)
-    at, last = _last_of_each(account.measured)
-    if len(account.measured) == 1:
-        return at, account.measured[0].values(names)
-    return at, np.concatenate([part.values(names) for part in account.measured], axis=1)[:, last]
+    at, last = _last_of_each(record.measured)
+    if len(record.measured) == 1:
+        return at, record.measured[0].values(names)
+    return at, np.concatenate([part.values(names) for part in record.measured], axis=1)[:, last]
 
 
 def _drawn(draws: Draws) -> tuple[np.ndarray, np.ndarray]:
@@ -132,17 +132,17 @@ def _drawn(draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     return np.array(at, dtype=np.int64), np.array([[last[position] for position in at]], dtype=np.float32)
 
 
-def gathered_distribution(account: Account) -> np.ndarray | None:
+def gathered_distribution(record: RequestRecord) -> np.ndarray | None:
     """Log-distributions of a request's predictions, float32 [predictions, d_vocab]; None if none were asked for."""
-    if account.spec.score is None or LogDistribution() not in account.spec.score.measures:
+    if record.spec.score is None or LogDistribution() not in record.spec.score.measures:
         return None
-    _, last = _last_of_each(account.measured)
-    for part in account.measured:
+    _, last = _last_of_each(record.measured)
+    for part in record.measured:
         _ = part.found.host  # waits for the device, which writes the distributions before
-    return np.concatenate([part.found.distributions[part.row].numpy() for part in account.measured])[last]
+    return np.concatenate([part.found.distributions[part.row].numpy() for part in record.measured])[last]
 
 
-def _last_of_each(parts: list[Part]) -> tuple[np.ndarray, np.ndarray]:
+def _last_of_each(parts: list[RequestValues]) -> tuple[np.ndarray, np.ndarray]:
     """Every prediction once, in order, and where its last value is among those of all parts."""
     if len(parts) == 1:
         order = np.arange(parts[0].count)

@@ -24,17 +24,17 @@ from steerlab.measures.log_probs import rows_not_finite
 
 def connect(runner: Any, state: SteeringState) -> None:
     """Wraps the runner's instance."""
-    seats = _Seats(runner, state)
+    table = SlotTable(runner, state)
     original = runner._prepare_inputs
 
     def prepare_inputs(scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         result = original(scheduler_output, num_scheduled_tokens)
-        seats.begin(num_scheduled_tokens)
+        table.begin(num_scheduled_tokens)
         return result
 
     runner._prepare_inputs = prepare_inputs
     if state.measuring is not None:
-        _measure(runner, seats, state.measuring)
+        _measure(runner, table, state.measuring)
     _count_failed(runner)
     if runner.device.type == "cpu":
         runner._zero_block_ids = functools.partial(_zero_blocks, runner)
@@ -72,7 +72,7 @@ def _zero_blocks(runner: Any, block_ids: list[int]) -> None:
         cache.index_fill_(0, blocks, 0)
 
 
-def _measure(runner: Any, seats: "_Seats", measuring: Measuring) -> None:
+def _measure(runner: Any, table: "SlotTable", measuring: Measuring) -> None:
     prompt_log_probs, sample = runner._get_prompt_logprobs_dict, runner.sampler.sample
 
     def get_prompt_logprobs_dict(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -88,14 +88,14 @@ def _measure(runner: Any, seats: "_Seats", measuring: Measuring) -> None:
             tokens, drawn_from = sample(*args, **kwargs)
         finally:
             last_step.logprobs_mode = usual
-        measuring.draw(seats.order, drawn_from, tokens)
+        measuring.draw(table.order, drawn_from, tokens)
         return tokens, None
 
     runner._get_prompt_logprobs_dict = get_prompt_logprobs_dict
     runner.sampler.sample = sample_and_measure
 
 
-class _Seats:
+class SlotTable:
     """Which request sits in which slot."""
 
     def __init__(self, runner: Any, state: SteeringState) -> None:
@@ -106,6 +106,7 @@ class _Seats:
         self._free = list(range(state.tables.counts.shape[1]))[::-1]
 
     def begin(self, lengths: np.ndarray) -> None:
+        """States what the coming pass holds: the batch as it is now, with so many tokens of each request."""
         batch = self._runner.input_batch
         names = batch.req_ids[: batch.num_reqs]
         for name in set(self._slots) - set(names):
@@ -116,7 +117,7 @@ class _Seats:
         self._state.begin(slots, batch.num_computed_tokens_cpu[: len(names)].astype(np.int64), lengths.astype(np.int64))
 
     def _enter(self, name: str) -> None:
-        """Seats a request; the same name with another request behind it is a new one."""
+        """Gives a request a slot; the same name with another request behind it is a new one."""
         request = self._runner.requests[name]
         if self._requests.get(name) is request:
             return

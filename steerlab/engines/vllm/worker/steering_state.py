@@ -11,7 +11,7 @@ from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
 from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in
 from steerlab.engines.vllm.worker.measuring import Measuring
-from steerlab.engines.vllm.worker.request_record import Account
+from steerlab.engines.vllm.worker.request_record import RequestRecord
 from steerlab.engines.vllm.worker.tables import POSITION, Tables, to_device
 
 STAGED = 1 << 26
@@ -21,7 +21,7 @@ _NO_EDITS = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.float32)
 
 
 @dataclass(frozen=True)
-class HeldPlan:
+class RankPlan:
     """A compiled plan's part on this rank.
 
     Attributes:
@@ -46,13 +46,13 @@ class HeldPlan:
 
 
 class SteeringState:
-    """Slots, plans and accounts of one worker.
+    """Slots, plans and records of one worker.
 
     Args:
         config: what is wired.
         tables: the operator's buffers.
         layers: the wired layers of this rank, in the order of the tables.
-        measuring: what is told of requests and passes too; None on a pipeline stage without the LM head.
+        measuring: what is notified of each request and pass; None on a pipeline stage without the LM head.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class SteeringState:
     ) -> None:
         self.config, self.tables, self.layers, self.measuring = config, tables, list(layers), measuring
         n_slots = tables.counts.shape[1]
-        self.plans: dict[str, HeldPlan] = {}
-        self.accounts: dict[str, Account] = {}
-        self._sitting: dict[int, Account] = {}
-        self._arriving: dict[int, tuple[HeldPlan, RequestSpec]] = {}  # not in the tables yet
-        self._departed: dict[int, Account] = {}  # tallies still in the tables
+        self.plans: dict[str, RankPlan] = {}
+        self.records: dict[str, RequestRecord] = {}
+        self._in_slots: dict[int, RequestRecord] = {}
+        self._arriving: dict[int, tuple[RankPlan, RequestSpec]] = {}  # not in the tables yet
+        self._departed: dict[int, RequestRecord] = {}  # tallies still in the tables
         self._is_edited = np.zeros(n_slots, dtype=bool)
         self._is_known = np.zeros(n_slots, dtype=bool)
         self._reads = np.zeros(n_slots, dtype=bool)
@@ -72,7 +72,7 @@ class SteeringState:
         self._ended = np.zeros(n_slots, dtype=np.int64)
         self._dirty = 0  # tokens of the last pass that were not all −1
         self._last: tuple[np.ndarray, np.ndarray] | None = None  # slots and positions that the tables hold a token of
-        self._pending: list[tuple[Account, list[int], int]] = []
+        self._pending: list[tuple[RequestRecord, list[int], int]] = []
 
     def hold(
         self,
@@ -88,7 +88,7 @@ class SteeringState:
         here = np.array([self.layers.index(layers[e]) for e in mine], dtype=np.int64)
         where = np.asarray(places, dtype=np.int64)[mine]
         _, n_slots, room, _ = self.tables.units.shape
-        self.plans[name] = HeldPlan(
+        self.plans[name] = RankPlan(
             rows=here * n_slots * room + where,
             layers=here,
             places=where,
@@ -100,22 +100,22 @@ class SteeringState:
         )
 
     def enter(self, slot: int, spec: RequestSpec | None) -> None:
-        """A request takes a slot; one that comes back after a preemption goes on with its account."""
+        """A request takes a slot; one that comes back after a preemption goes on with its record."""
         self.leave(slot)
         if spec is None:
             return
         self._last = None
-        account = self.accounts.setdefault(spec.row, Account(spec))
-        self._sitting[slot] = account
+        record = self.records.setdefault(spec.row, RequestRecord(spec))
+        self._in_slots[slot] = record
         if self.measuring is not None:
-            self.measuring.enter(slot, account)
+            self.measuring.enter(slot, record)
         self._is_known[slot], self._reads[slot] = True, bool(spec.read)
         self._begun[slot] = self._ended[slot] = -1
         if spec.plan is None:
             return
         plan = self.plans.get(spec.plan)
         if plan is None:
-            account.problem = f"its plan {spec.plan} is not held by this worker"
+            record.problem = f"its plan {spec.plan} is not held by this worker"
         elif len(plan.rows):
             self._arriving[slot] = (plan, spec)
             self._is_edited[slot] = True
@@ -123,23 +123,23 @@ class SteeringState:
     def _catch_up(self) -> None:
         """Brings the tables up to date with who has left and entered since the last pass, all requests at once.
 
-        Nothing waits for the device: what earlier passes still have to do there comes before this.
+        No device synchronisation: what earlier passes still have to do there comes before this.
         """
         if self._departed:
             slots = to_device(np.fromiter(self._departed, dtype=np.int64), self.tables.tallies.device)
             copies = self.tables.tallies.index_select(1, slots).transpose(0, 1).contiguous()
-            for account, copy in zip(self._departed.values(), copies.unbind(), strict=True):
-                account.tallies.append(copy)
+            for record, copy in zip(self._departed.values(), copies.unbind(), strict=True):
+                record.tallies.append(copy)
             self._departed.clear()
         if self._arriving:
-            seats = [(slot, *what) for slot, what in self._arriving.items()]
-            largest = max(plan.units.nbytes for _, plan, _ in seats)
+            entering = [(slot, *what) for slot, what in self._arriving.items()]
+            largest = max(plan.units.nbytes for _, plan, _ in entering)
             at_once = max(1, STAGED // largest)
-            for start in range(0, len(seats), at_once):
-                self._seat(*zip(*seats[start : start + at_once], strict=True))
+            for start in range(0, len(entering), at_once):
+                self._fill(*zip(*entering[start : start + at_once], strict=True))
             self._arriving.clear()
 
-    def _seat(self, slots: Sequence[int], plans: Sequence[HeldPlan], specs: Sequence[RequestSpec]) -> None:
+    def _fill(self, slots: Sequence[int], plans: Sequence[RankPlan], specs: Sequence[RequestSpec]) -> None:
         """Writes directions, parameters and positions of several requests into their slots."""
         tables, device = self.tables, self.tables.units.device
         room, width = tables.units.shape[2:]
@@ -157,7 +157,7 @@ class SteeringState:
         counts = np.stack([plan.counts for plan in plans], axis=1)
         tables.counts.index_copy_(1, to_device(np.array(slots, dtype=np.int64), device), to_device(counts, device))
 
-    def _run_table(self, plans: Sequence[HeldPlan], specs: Sequence[RequestSpec]) -> np.ndarray:
+    def _run_table(self, plans: Sequence[RankPlan], specs: Sequence[RequestSpec]) -> np.ndarray:
         """Positions of every edit of some requests, as the tables hold them; [edits, runs, 2]."""
         padded: dict[tuple[Runs, ...], np.ndarray] = {}  # most requests of a call act at the same positions
         for groups in {spec.groups for spec in specs}:
@@ -168,15 +168,15 @@ class SteeringState:
 
     def leave(self, slot: int) -> None:
         """A request leaves its slot: finished, or preempted."""
-        account = self._sitting.pop(slot, None)
-        if account is None:
+        record = self._in_slots.pop(slot, None)
+        if record is None:
             return
         self._last = None
         if self.measuring is not None:
             self.measuring.leave(slot)
-        self._close_run(slot, account)
+        self._close_run(slot, record)
         if self._arriving.pop(slot, None) is None and self._is_edited[slot]:
-            self._departed[slot] = account
+            self._departed[slot] = record
         self._is_edited[slot] = self._is_known[slot] = self._reads[slot] = False
 
     def begin(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
@@ -213,7 +213,7 @@ class SteeringState:
         return bool((lengths == 1).all() and (slots == last_slots).all() and (starts == last_starts + 1).all())
 
     def _advance(self, slots: np.ndarray, starts: np.ndarray) -> None:
-        """The tables of the last pass, every token one further; a step on the host is as dear as one on the device."""
+        """The tables of the last pass, every token one further: a step on the host may take as long as the device's."""
         self.tables.tokens[: len(slots), POSITION].add_(1)
         self._ended[slots] = starts + 1
         self._last = (slots.copy(), starts.copy())
@@ -232,13 +232,13 @@ class SteeringState:
     def _extend_runs(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
         jumped = starts != self._ended[slots]
         for slot, start in zip(slots[jumped].tolist(), starts[jumped].tolist(), strict=True):
-            self._close_run(slot, self._sitting[slot])
+            self._close_run(slot, self._in_slots[slot])
             self._begun[slot] = start
         self._ended[slots] = starts + lengths
 
-    def _close_run(self, slot: int, account: Account) -> None:
+    def _close_run(self, slot: int, record: RequestRecord) -> None:
         if self._begun[slot] >= 0:
-            account.ran.append((int(self._begun[slot]), int(self._ended[slot])))
+            record.ran.append((int(self._begun[slot]), int(self._ended[slot])))
         self._begun[slot] = self._ended[slot] = -1
 
     def _plan_reading(
@@ -249,44 +249,44 @@ class SteeringState:
         for slot, start, length, first in zip(slots, starts, lengths, firsts, strict=True):
             if not self._reads[slot]:
                 continue
-            account = self._sitting[slot]
-            wanted = positions_in(clip(account.spec.read, int(start), int(start + length)))
+            record = self._in_slots[slot]
+            wanted = positions_in(clip(record.spec.read, int(start), int(start + length)))
             if taken + len(wanted) > self.config.capture_tokens:
-                account.problem = f"one pass would read more than capture_tokens={self.config.capture_tokens} positions"
+                record.problem = f"one pass would read more than capture_tokens={self.config.capture_tokens} positions"
                 continue
             places = np.array(wanted, dtype=np.int64) - start + first
             table[places, 2] = np.arange(taken, taken + len(wanted))
-            self._pending.append((account, wanted, taken))
+            self._pending.append((record, wanted, taken))
             taken += len(wanted)
 
     def collect(self) -> None:
         """Takes what the last pass read out of the buffer, before the next one overwrites it."""
-        for account, positions, start in self._pending:
-            account.read.append((positions, self.tables.readings[:, start : start + len(positions)].clone()))
+        for record, positions, start in self._pending:
+            record.read.append((positions, self.tables.readings[:, start : start + len(positions)].clone()))
         self._pending.clear()
 
-    def settle(self, rows: Sequence[str]) -> dict[str, Account]:
-        """Closes the accounts of some requests and hands them over; of rows that never came here there are none."""
+    def settle(self, rows: Sequence[str]) -> dict[str, RequestRecord]:
+        """Closes the records of some requests and hands them over; of rows that never came here there are none."""
         self.collect()
         wanted = set(rows)
-        for slot in [slot for slot, account in self._sitting.items() if account.spec.row in wanted]:
+        for slot in [slot for slot, record in self._in_slots.items() if record.spec.row in wanted]:
             self.leave(slot)
         self._catch_up()
-        return {row: self.accounts.pop(row) for row in rows if row in self.accounts}
+        return {row: self.records.pop(row) for row in rows if row in self.records}
 
-    def tallies(self, accounts: Iterable[Account]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def tallies(self, records: Iterable[RequestRecord]) -> list[tuple[np.ndarray, np.ndarray]]:
         """What each request's edits did on this rank.
 
         Returns:
-            Per account which edits these are, and per edit the tokens edited and the sum of ‖Δx‖/‖x‖; [edits, 2].
+            Per record which edits these are, and per edit the tokens edited and the sum of ‖Δx‖/‖x‖; [edits, 2].
         """
-        given = list(accounts)
-        stays = [copy for account in given for copy in account.tallies]
-        counted = iter(torch.stack(stays).cpu().numpy()) if stays else iter(())  # the only time that anybody waits
-        return [self._of_edits(account, [next(counted) for _ in account.tallies]) for account in given]
+        given = list(records)
+        stays = [copy for record in given for copy in record.tallies]
+        counted = iter(torch.stack(stays).cpu().numpy()) if stays else iter(())  # the only device synchronisation
+        return [self._of_edits(record, [next(counted) for _ in record.tallies]) for record in given]
 
-    def _of_edits(self, account: Account, stays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        plan = self.plans.get(account.spec.plan or "")
+    def _of_edits(self, record: RequestRecord, stays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        plan = self.plans.get(record.spec.plan or "")
         if plan is None:
             return _NO_EDITS
         whole = np.zeros((len(plan.edits), 2), dtype=np.float32)
@@ -296,6 +296,6 @@ class SteeringState:
 
 
 def _pinned(array: np.ndarray, device: torch.device) -> Tensor:
-    """On the host, where a GPU can fetch it without anybody waiting."""
+    """On the host, where a GPU can fetch it without synchronisation."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -101,7 +101,7 @@ def _measuring(worker: Any, config: SteeringConfig) -> Measuring | None:
 
 
 def check_features(vllm_config: Any) -> None:
-    """Nothing, if steering works with everything that is switched on.
+    """Checks that steering works with everything that is switched on.
 
     Raises:
         InputError: otherwise, naming the feature.
