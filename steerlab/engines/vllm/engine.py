@@ -1,7 +1,7 @@
 """VLLMEngine: generate, score and capture on vLLM, each request under its own plan."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -22,7 +22,7 @@ from steerlab.core.results import Activations, Generations, Measured, Score, Sco
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.shipped import reference_text
 from steerlab.core.text import Boundary, PromptLike, encode_prompt
-from steerlab.engines.vllm.client.build_receipts import inherited_of, receipt_of
+from steerlab.engines.vllm.client.build_receipts import receipts_of
 from steerlab.engines.vllm.client.capturing import CaptureCall
 from steerlab.engines.vllm.client.compiled_plan import wired_layer
 from steerlab.engines.vllm.client.connection import Connection
@@ -31,7 +31,7 @@ from steerlab.engines.vllm.client.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_config, read_tokenizer
 from steerlab.engines.vllm.client.isolation import check_isolation
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
-from steerlab.engines.vllm.client.requests import Outcome, Request, require_finite
+from steerlab.engines.vllm.client.requests import Outcome, require_finite
 from steerlab.engines.vllm.client.run_requests import run_requests
 from steerlab.engines.vllm.client.sampling import check_policy
 from steerlab.engines.vllm.client.scoring import Measures, Pair, check_measures, measured_of, score_requests, shared
@@ -231,7 +231,7 @@ class VLLMEngine:
         outcomes = run_requests(self._running, requests if max_new_tokens else [], "generate")
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
         lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
-        receipts, inherited = _receipts(requests[: len(outcomes)], outcomes, lengths)
+        receipts, inherited = receipts_of(requests[: len(outcomes)], outcomes, lengths)
         steered = {request.prompt_index for request in requests if request.compiled is not None}
         self.errors = self.errors | failed_prompts(completions, steered, self.info.dtype, must_run=on_error == "raise")
         by_row = {request.row_index: c for request, c in zip(requests, completions, strict=False)}
@@ -330,7 +330,7 @@ class VLLMEngine:
         outcomes = run_requests(self._running, submitted, "score", together=True)
         require_finite(submitted, outcomes, self.info.dtype)
         lengths = [request.n_tokens for request in requests]
-        receipts = _receipts(requests, [outcomes[place.rest] for place in places], lengths)
+        receipts = receipts_of(requests, [outcomes[place.rest] for place in places], lengths)
         found = [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
         return found, receipts
 
@@ -396,7 +396,9 @@ class VLLMEngine:
             for request, outcome in zip(wave, outcomes, strict=True):
                 call.take(request, outcome)
                 last[request.row_index] = outcome
-        receipts, inherited = _receipts(requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests])
+        receipts, inherited = receipts_of(
+            requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests]
+        )
         return replace(call.activations(requests), receipts=receipts, inherited=inherited)
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
@@ -448,14 +450,6 @@ class VLLMEngine:
         if self._connection is None:
             raise InputError("This engine is closed; start a new one.")
         return self._connection
-
-
-def _receipts(
-    requests: Iterable[Request], outcomes: Iterable[Outcome], lengths: Iterable[int]
-) -> tuple[tuple[Receipt, ...], tuple[Inherited, ...]]:
-    """Receipts and inherited positions of a call's rows."""
-    rows = list(zip(requests, outcomes, lengths, strict=True))
-    return tuple(receipt_of(*row) for row in rows), tuple(inherited_of(*row) for row in rows)
 
 
 def _wide(quantity: Quantity, values: np.ndarray) -> np.ndarray:

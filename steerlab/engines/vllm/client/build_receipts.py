@@ -1,11 +1,19 @@
 """Receipts from what the workers counted, positions inherited from the prefix cache included."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from steerlab.core.errors import ReceiptError
 from steerlab.core.receipts import EditReceipt, Inherited, Receipt, mean_change
 from steerlab.engines.vllm.client.requests import Outcome, Request
 from steerlab.engines.vllm.wire.runs import Runs, clip, merged, positions_in, size
+
+
+def receipts_of(
+    requests: Iterable[Request], outcomes: Iterable[Outcome], lengths: Iterable[int]
+) -> tuple[tuple[Receipt, ...], tuple[Inherited, ...]]:
+    """Checked receipts and inherited positions of a call's rows; see `receipt_of`."""
+    rows = list(zip(requests, outcomes, lengths, strict=True))
+    return tuple(receipt_of(*row) for row in rows), tuple(inherited_of(*row) for row in rows)
 
 
 def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
