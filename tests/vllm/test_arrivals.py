@@ -12,7 +12,7 @@ from steerlab.engines.vllm.client.interrupts import DeferredInterrupt
 from steerlab.engines.vllm.client.requests import Request
 from steerlab.engines.vllm.client.run_requests import WAITS_FOR, first_pass
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.plan_assignment import AssignedPlan
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

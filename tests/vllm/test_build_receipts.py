@@ -9,7 +9,7 @@ from steerlab.engines.vllm.client.build_receipts import inherited_of, receipt_of
 from steerlab.engines.vllm.client.compiled_plan import compile_plan
 from steerlab.engines.vllm.client.requests import Outcome, Request
 from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.plan_assignment import AssignedPlan
 
 CONFIG = SteeringConfig((1,))
 

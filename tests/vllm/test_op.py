@@ -16,7 +16,7 @@ from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.runs import runs_of
 from steerlab.engines.vllm.worker.op_torch import edit_rows
 from steerlab.engines.vllm.worker.tables import Tables
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 WIDTH, LENGTH, PROMPT = 6, 9, 4

@@ -14,8 +14,8 @@ from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
 from steerlab.steering import where
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
-from steerlab.steering.rows import row_of
-from steerlab.steering.sets import Where
+from steerlab.steering.positions.sets import Where
+from steerlab.steering.row_values import row_of
 from steerlab.steering.vectors import SteeringVector
 
 _POLICY = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -15,8 +15,8 @@ from steerlab.engines.vllm.client.position_runs import Row, positions_of
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.client.requests import ONE_TOKEN, Outcome, Request
 from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in, runs_of, size
-from steerlab.steering.content import PromptContent
-from steerlab.steering.where import Where
+from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions.where import Where
 
 ARGUMENTS = {
     **ONE_TOKEN,

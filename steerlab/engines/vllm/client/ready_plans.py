@@ -11,8 +11,8 @@ from steerlab.engines.vllm.client.compiled_plan import CompiledPlan, compile_pla
 from steerlab.engines.vllm.client.position_runs import Row, resolve
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.runs import Runs
-from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, plan_key
 from steerlab.steering.plan import Plan
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans, plan_key
 
 KEPT_PLANS = 1024
 """How many plans an engine keeps ready."""

@@ -10,7 +10,7 @@ from steerlab.core.not_finite import listed, not_finite
 from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.wire.request_spec import Group, RequestSpec, ScoreSpec, SharedPrefix
 from steerlab.engines.vllm.wire.runs import Runs
-from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.plan_assignment import AssignedPlan
 
 ONE_TOKEN = {"temperature": 0.0, "max_tokens": 1, "detokenize": False, "ignore_eos": True}
 """Sampling parameters of a request that only runs its prompt; vLLM draws at least one token."""

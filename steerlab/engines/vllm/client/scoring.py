@@ -23,7 +23,7 @@ from steerlab.engines.vllm.client.requests import ONE_TOKEN, Outcome, Request
 from steerlab.engines.vllm.wire.request_spec import ScoreSpec, SharedPrefix
 from steerlab.engines.vllm.wire.runs import Runs, clip
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb, check_named
-from steerlab.steering.content import PromptContent
+from steerlab.steering.positions.prompt_lookup import PromptContent
 
 Pair = tuple[int, int, EncodedPrompt, EncodedPair]
 Measures = Mapping[str, Callable[..., Any]]

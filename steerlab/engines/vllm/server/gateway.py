@@ -19,7 +19,7 @@ from steerlab.engines.vllm.server.tickets import ReceiptBook, Ticket, receipt_js
 from steerlab.engines.vllm.server.workers import AsyncEngine, ReplyCollector, SharedPlans, Workers
 from steerlab.engines.vllm.wire.config import KEY
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.steering.content import PromptContent
+from steerlab.steering.positions.prompt_lookup import PromptContent
 
 FIELD = "steering"
 

@@ -14,7 +14,7 @@ from steerlab.engines.vllm.server.registry import VectorRegistry
 from steerlab.engines.vllm.server.request_json import EditJson, parse_steering
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.steering import operators
-from steerlab.steering.edit import Edit
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
 
 REMEMBERED = 256
