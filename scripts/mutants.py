@@ -478,7 +478,7 @@ MUTANTS = [
         "another row's cache",
         "None if other.cache is None else _select_cache(other.cache, chosen)",
         "None if other.cache is None else _select_cache(other.cache, chosen.flip(0))",
-        "tests/lens/test_rows.py",
+        "tests/lens/test_rows.py tests/lens/test_teacher_forcing.py",
     ),
     Mutant(
         "a stop string left in a completion",
@@ -508,7 +508,7 @@ MUTANTS = [
         "every step draws with the same key",
         "keys[live_rows, index]",
         "keys[live_rows, 0]",
-        "tests/lens/test_generation.py -k 'more_tokens or batch or first_tokens' tests/lens/test_hooked_generate.py",
+        "tests/lens/test_generation.py -k draws_anew",
     ),
     Mutant(
         "a hook stays",
