@@ -533,19 +533,19 @@ MUTANTS = [
         "the mean of a prompt counts others' positions",
         "chosen = value.to(torch.float32).masked_fill(~mask[..., None], 0.0)",
         "chosen = value.to(torch.float32)",
-        "tests/lens/test_capturing.py",
+        "tests/lens/test_engine.py -k positions_and_pools",
     ),
     Mutant(
         "the first position called the last",
         "masked_fill(~mask, -1).amax(dim=1)",
         "masked_fill(~mask, 10**6).amin(dim=1)",
-        "tests/lens/test_capturing.py",
+        "tests/lens/test_engine.py -k positions_and_pools",
     ),
     Mutant(
         "an edit at resid_mid does not reach the layer's output",
         "return value + delta.pop().to(value.device)",
         "return value if delta.pop() is not None else value",
-        "tests/lens/test_edits_on_a_model.py -k 'mid or site'",
+        "tests/lens/test_capturing.py",
     ),
     Mutant(
         "a header shared by plans that edit it differently",

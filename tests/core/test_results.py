@@ -132,8 +132,8 @@ def test_pools():
 
 def test_a_receipts_mean_change_counts_each_edited_token_once():
     often = EditReceipt("blocks.1.hook_resid_post", 1, "add(coef=1)", edited=3, expected=3, mean_relative_change=0.1)
-    once = EditReceipt("blocks.2.hook_resid_post", 2, "ablate()", edited=1, expected=1, mean_relative_change=0.5)
+    once = EditReceipt("blocks.2.hook_resid_post", 2, "ablate()", edited=1, expected=1, mean_relative_change=0.9)
     never = EditReceipt("blocks.3.hook_resid_post", 3, "ablate()", edited=0, expected=0, mean_relative_change=math.nan)
     receipt = Receipt(0, 0, "hash", (often, once, never))
-    assert receipt.mean_relative_change == pytest.approx((3 * 0.1 + 0.5) / 4)
+    assert receipt.mean_relative_change == pytest.approx((3 * 0.1 + 0.9) / 4)
     assert math.isnan(Receipt(0, 0, "hash", (never,)).mean_relative_change)
