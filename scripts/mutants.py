@@ -539,7 +539,7 @@ MUTANTS = [
         "the first position called the last",
         "masked_fill(~mask, -1).amax(dim=1)",
         "masked_fill(~mask, 10**6).amin(dim=1)",
-        "tests/lens/test_engine.py -k positions_and_pools",
+        "tests/lens/test_capture_generated.py",
     ),
     Mutant(
         "an edit at resid_mid does not reach the layer's output",
