@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from steerlab.core.errors import InputError
+from steerlab.runtime.evaluation import evaluating
 from steerlab.sequences.importance import importance_weights
-from steerlab.sequences.precision import evaluating
 from steerlab.sequences.scoring import ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults
 from steerlab.steering.assign import PlanArgument

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steerlab.engines.lens.arguments import optional_arguments
-from steerlab.engines.lens.step import Step, running
+from steerlab.runtime.arguments import optional_arguments
+from steerlab.runtime.step import Step, running
 from steerlab.steering.positions import RowPositions
 from steerlab.steering.run import PlanRun
 

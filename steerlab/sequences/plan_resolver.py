@@ -12,22 +12,20 @@ from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, PlanError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.quantisation import quantisation
-from steerlab.core.shipped import reference_text
-from steerlab.core.text import encode_prompt
-from steerlab.engines.lens.backends import install_input_hook, install_output_hook
-from steerlab.sequences.anatomy import Anatomy
-from steerlab.sequences.precision import evaluating
-from steerlab.sequences.provenance import hash_of_weights
+from steerlab.runtime.evaluation import evaluating
+from steerlab.runtime.hooks import install_input_hook, install_output_hook
+from steerlab.runtime.model_parts import ModelParts
+from steerlab.runtime.reference_norm import reference_windows
+from steerlab.runtime.weights import hash_of_weights
 from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans
 from steerlab.steering.plan import Plan
 from steerlab.steering.run import PlanRun
 
 SITES = ("resid_pre", "resid_post")
-_WINDOW = 256
 
 
 @contextmanager
-def carried_out(layers: Sequence[nn.Module], run: PlanRun) -> Iterator[None]:
+def apply_plan(layers: Sequence[nn.Module], run: PlanRun) -> Iterator[None]:
     """Runs the body with a plan's edits in the stream. The hooks are gone afterwards, also after an error."""
     with ExitStack() as stack:
         for point in run.hook_points:
@@ -41,7 +39,7 @@ def _editor(run: PlanRun, point: HookPoint) -> Any:
 
 
 @dataclass
-class PlanDesk:
+class PlanResolver:
     """Checks plans against a model and resolves their doses; finds the layers that hooks go on.
 
     Attributes:
@@ -49,7 +47,7 @@ class PlanDesk:
         tokenizer: encodes the reference text behind doses.
     """
 
-    parts: Anatomy
+    parts: ModelParts
     tokenizer: Any
     _layers: list[nn.Module] | None = None
     _median_norms: dict[HookPoint, float] = field(default_factory=dict)
@@ -131,14 +129,11 @@ class PlanDesk:
                 "A dose is measured on reference text, which needs the model's tokenizer, and this SequenceProcessor "
                 "has none; make one with it, or state coef= in place of dose=."
             )
-        ids = encode_prompt(self.tokenizer, reference_text(), d_vocab=self.parts.d_vocab).token_ids
-        width = min(_WINDOW, self.parts.context_length or _WINDOW)
-        windows = [ids[start : start + width] for start in range(0, len(ids), width)]
+        windows = reference_windows(self.tokenizer, self.parts.d_vocab, self.parts.context_length)
         norms: list[list[Tensor]] = [[] for _ in self.layers]
         for window in windows:
-            if len(window) > 1:
-                for layer, stream in enumerate(self._streams(torch.tensor([window]), site)):
-                    norms[layer].append(stream[0, 1:].float().norm(dim=-1).cpu())
+            for layer, stream in enumerate(self._streams(torch.tensor([window]), site)):
+                norms[layer].append(stream[0, 1:].float().norm(dim=-1).cpu())
         for layer, found in enumerate(norms):
             self._median_norms[HookPoint(layer, site)] = float(torch.cat(found).median())
 

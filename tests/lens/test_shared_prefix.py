@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.lens import teacher_forcing
-from steerlab.engines.lens.rows import Rows
-from steerlab.engines.lens.shared_header import shared_header
+from steerlab.runtime import teacher_forcing
+from steerlab.runtime.rows import Rows
+from steerlab.runtime.shared_prefix import shared_prefix
 from tests.lens.helpers import plain_log_probs, random_vector, strong_plan
 
 HEADER = torch.randint(3, 380, (70,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -29,12 +29,14 @@ def passes(monkeypatch):
 
 
 def length(engine, plan=None, contexts=CONTEXTS):
-    return shared_header(engine.model, sl.Plan() if plan is None else plan, [tuple(context) for context in contexts])
+    return shared_prefix(
+        engine.model.original_model, sl.Plan() if plan is None else plan, [tuple(context) for context in contexts]
+    )
 
 
 def forbid(monkeypatch):
     """Every context runs by itself."""
-    monkeypatch.setattr(teacher_forcing, "shared_header", lambda *_: 0)
+    monkeypatch.setattr(teacher_forcing, "shared_prefix", lambda *_: 0)
 
 
 # --- when ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
-from steerlab.engines.lens.step import Step, current_step
+from steerlab.runtime.step import Step, current_step
 from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import Marks, RowPositions

@@ -12,10 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from steerlab.engines.lens.backends import CHECKED_FAMILIES
-from steerlab.engines.lens.hooking import alone
-from steerlab.engines.lens.rows import Rows, left_padded
-from steerlab.engines.lens.whole_rows import WholeRows
+from steerlab.runtime.families import CHECKED_FAMILIES
+from steerlab.runtime.hooks import alone
+from steerlab.runtime.model_state import remembered
+from steerlab.runtime.rows import Rows, left_padded
+from steerlab.runtime.whole_rows import WholeRows
 from steerlab.steering.plan import Plan
 from steerlab.steering.run import PlanRun
 
@@ -68,9 +69,7 @@ def growth_of(model: Any) -> Growth:
     if model.config.get_text_config().model_type in CHECKED_FAMILIES:
         return Growth(True, True, True)
     with alone(model):
-        if "_steerlab_growth" not in model.__dict__:
-            model.__dict__["_steerlab_growth"] = _tried(model)
-        return model.__dict__["_steerlab_growth"]
+        return remembered(model, "growth", lambda: _tried(model))
 
 
 @torch.no_grad()

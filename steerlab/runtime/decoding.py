@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steerlab.core.endings import find_stop
+from steerlab.core.endings import eos_ids_of, find_stop
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
-from steerlab.engines.lens.rows import left_padded
 from steerlab.measures.draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs
+from steerlab.runtime.rows import left_padded
 
 FinishReason = Literal["eos", "stop", "length", "error"]
 POLL_STEPS = 8
@@ -230,3 +230,8 @@ def _seen(ids: Tensor, valid: Tensor, d_vocab: int) -> Tensor:
     """Which tokens each row holds."""
     seen = torch.zeros(ids.shape[0], d_vocab + 1, dtype=torch.bool, device=ids.device)
     return seen.scatter_(1, ids.masked_fill(~valid, d_vocab), True)[:, :d_vocab]
+
+
+def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a text: of the tokenizer, the configuration and the generation configuration, if there."""
+    return eos_ids_of(tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None))

@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from steerlab.core.errors import InputError
 from steerlab.core.not_finite import not_finite
 from steerlab.measures.log_probs import rows_not_finite
-from steerlab.sequences.precision import evaluating
+from steerlab.runtime.evaluation import evaluating
 
 _PROBE_TOKENS = 12
 
@@ -48,7 +48,7 @@ class LogitTransform:
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class ModelParts:
     """The parts of a model.
 
     Attributes:
@@ -170,7 +170,7 @@ def _check_whole(root: nn.Module) -> None:
         )
 
 
-def find_parts(model: Any) -> Anatomy:
+def find_parts(model: Any) -> ModelParts:
     """The parts of a model, compared with the model itself on a short probe.
 
     Raises:
@@ -188,7 +188,7 @@ def find_parts(model: Any) -> Anatomy:
             "be made in chunks. Take adapters off the head, or merge them."
         )
     decoder = _decoder(causal)
-    parts = [Anatomy(root, causal, decoder, head, transform, averager) for transform in _transforms(causal.config)]
+    parts = [ModelParts(root, causal, decoder, head, transform, averager) for transform in _transforms(causal.config)]
     errors = [_probe(part) for part in parts]
     best = min(range(len(parts)), key=errors.__getitem__)
     scale = 2e-2 if head.weight.dtype in (torch.float16, torch.bfloat16) else 1e-4
@@ -230,7 +230,7 @@ def _transforms(config: Any) -> list[LogitTransform]:
 
 
 @torch.no_grad()
-def _probe(parts: Anatomy) -> float:
+def _probe(parts: ModelParts) -> float:
     """Largest difference of the parts' logits from the model's own, relative to the largest logit."""
     ids = torch.arange(1, _PROBE_TOKENS + 1, device=parts.device)[None] % parts.d_vocab
     with evaluating(parts.causal), torch.autocast(parts.device.type, enabled=False):

@@ -13,12 +13,12 @@ from steerlab.core.batching import batches_by_tokens
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.receipts import Receipt
-from steerlab.engines.lens.backends import exact_backend
-from steerlab.engines.lens.capturing import plan_hooks
-from steerlab.engines.lens.growth import AnyRows, fresh_rows
-from steerlab.engines.lens.rows import left_padded, right_padded
-from steerlab.engines.lens.shared_header import shared_header
 from steerlab.measures.log_probs import rows_not_finite
+from steerlab.runtime.backend import HookedModel
+from steerlab.runtime.capturing import plan_hooks
+from steerlab.runtime.growth import AnyRows, fresh_rows
+from steerlab.runtime.rows import left_padded, right_padded
+from steerlab.runtime.shared_prefix import shared_prefix
 from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.content import PromptContent, looks_at_prompts
 from steerlab.steering.run import PlanRun
@@ -68,7 +68,7 @@ class TeacherForcing:
     """Measures of target tokens under one plan.
 
     Args:
-        bridge: the TransformerBridge.
+        model: the model.
         assigned: the plan.
         measures: named functions of (logits [rows, d_vocab], tokens [rows]) → [rows] or [rows, anything]; they say
             what each token's prediction is worth, e.g. its log-probability.
@@ -80,7 +80,7 @@ class TeacherForcing:
 
     def __init__(
         self,
-        bridge: Any,
+        model: HookedModel,
         assigned: AssignedPlan,
         measures: Measures,
         budget: Budget,
@@ -88,7 +88,7 @@ class TeacherForcing:
         progress: Callable[[int], Any],
         contents: Sequence[PromptContent],
     ) -> None:
-        self.bridge = bridge
+        self.model = model
         self.assigned = assigned
         self.measures = measures
         self.budget = budget
@@ -107,29 +107,29 @@ class TeacherForcing:
             contexts.setdefault((pair.context_ids, pair.prompt_index if by_prompt else None), []).append(pair)
             self.values[pair.row_index] = {}
         unique = [(context, sharing) for (context, _), sharing in contexts.items()]
-        header = self._header([context for context, _ in unique])
-        done = 0 if header is None else header.n_tokens
+        prefix = self._prefix([context for context, _ in unique])
+        done = 0 if prefix is None else prefix.n_tokens
         costs = [self.budget.cost(len(context) - done, done) for context, _ in unique]
         for batch in batches_by_tokens(costs, self.budget.tokens):
-            self._run_contexts([unique[i] for i in batch], header)
+            self._run_contexts([unique[i] for i in batch], prefix)
 
-    def _header(self, contexts: Sequence[tuple[int, ...]]) -> AnyRows | None:
+    def _prefix(self, contexts: Sequence[tuple[int, ...]]) -> AnyRows | None:
         """One row that holds the beginning of all contexts, if it may run once for all of them."""
-        length = shared_header(self.bridge, self.assigned.plan, contexts)
+        length = shared_prefix(self.model.causal, self.assigned.plan, contexts)
         if not length:
             return None
         run = PlanRun(self.assigned.plan, 1)
-        backend = exact_backend(self.bridge, plan_hooks(run))
-        header = fresh_rows(backend.model, run, [len(contexts[0])], "block")
+        backend = self.model.exact_backend(plan_hooks(run))
+        prefix = fresh_rows(backend.model, run, [len(contexts[0])], "block")
         with backend.attached(plan_hooks(run)):
-            self._extend_in_blocks(header, *left_padded([contexts[0][:length]]))
-        return header
+            self._extend_in_blocks(prefix, *left_padded([contexts[0][:length]]))
+        return prefix
 
-    def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]], header: AnyRows | None) -> None:
+    def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]], prefix: AnyRows | None) -> None:
         contexts = [context for context, _ in batch]
-        rows = self._fresh(batch) if header is None else header.selected([0] * len(batch), [len(c) for c in contexts])
-        done = 0 if header is None else header.n_tokens
-        backend = exact_backend(self.bridge, plan_hooks(rows.run))
+        rows = self._fresh(batch) if prefix is None else prefix.selected([0] * len(batch), [len(c) for c in contexts])
+        done = 0 if prefix is None else prefix.n_tokens
+        backend = self.model.exact_backend(plan_hooks(rows.run))
         with backend.attached(plan_hooks(rows.run)):
             logits = self._extend_in_blocks(rows, *left_padded([context[done:] for context in contexts]))
         first = [(pair, 0, row, pair.target_ids[0]) for row, (_, pairs) in enumerate(batch) for pair in pairs]
@@ -140,8 +140,8 @@ class TeacherForcing:
         """Rows for contexts that run from their first token."""
         contents = [self.contents[pairs[0].prompt_index].before(context) for context, pairs in batch]
         run = PlanRun(self.assigned.plan, len(batch), contents)
-        model = exact_backend(self.bridge, plan_hooks(run)).model
-        return fresh_rows(model, run, [len(context) for context, _ in batch], "block")
+        backend = self.model.exact_backend(plan_hooks(run))
+        return fresh_rows(backend.model, run, [len(context) for context, _ in batch], "block")
 
     def _extend_in_blocks(self, rows: AnyRows, ids: Tensor, valid: Tensor) -> Tensor:
         """Runs long contexts block by block, so that attention scores stay small; logits of the last token."""
@@ -167,7 +167,7 @@ class TeacherForcing:
         pairs = [pair for _, pair in batch]
         ids, valid = right_padded([pair.target_ids[:-1] for pair in pairs])
         width = max(1, self.logit_rows // len(pairs))
-        backend = exact_backend(self.bridge, plan_hooks(chosen.run))
+        backend = self.model.exact_backend(plan_hooks(chosen.run))
         with backend.attached(plan_hooks(chosen.run)):
             for start in range(0, ids.shape[1], width):
                 logits = chosen.extend(ids[:, start : start + width], valid[:, start : start + width])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,12 +10,12 @@ from torch import Tensor
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.text import EncodedPair
-from steerlab.engines.lens.backends import exact_backend
-from steerlab.engines.lens.capturing import HookPair, edit_pairs
-from steerlab.engines.lens.rows import left_padded
-from steerlab.engines.lens.step import current_step
-from steerlab.engines.lens.whole_rows import WholeRows
 from steerlab.measures.log_probs import chosen_log_probs
+from steerlab.runtime.backend import HookedModel
+from steerlab.runtime.capturing import HookPair, edit_pairs
+from steerlab.runtime.rows import left_padded
+from steerlab.runtime.step import current_step
+from steerlab.runtime.whole_rows import WholeRows
 from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import Marks
@@ -32,7 +31,7 @@ class DifferentiableScores:
     parameters are only read.
 
     Args:
-        bridge: the TransformerBridge.
+        model: the model.
         pairs: contexts and targets, each with the prompt it came from.
         point: where the vector is added.
         where: the positions.
@@ -41,13 +40,13 @@ class DifferentiableScores:
 
     def __init__(
         self,
-        bridge: Any,
+        model: HookedModel,
         pairs: Sequence[tuple[EncodedPair, PromptContent]],
         point: HookPoint,
         where: Where,
         batch_tokens: int,
     ) -> None:
-        self._bridge, self._pairs = bridge, list(pairs)
+        self._model, self._pairs = model, list(pairs)
         self._point, self._where = point, where
         self._batch_tokens = batch_tokens
 
@@ -68,7 +67,7 @@ class DifferentiableScores:
     def _batch(self, chosen: Sequence[tuple[EncodedPair, PromptContent]], vector: Tensor) -> Float[Tensor, " rows"]:
         pairs = [pair for pair, _ in chosen]
         hooks = self._hooks(vector, marks_for([self._where], [c.before(p.context_ids) for p, c in chosen]))
-        backend = exact_backend(self._bridge, hooks)
+        backend = self._model.exact_backend(hooks)
         rows = WholeRows(backend.model, PlanRun(Plan(), len(pairs)), [len(p.context_ids) for p in pairs])
         keep = max(len(pair.target_ids) for pair in pairs)
         wants_graph = torch.is_grad_enabled()

@@ -1,16 +1,17 @@
-"""A shadow of a bridged model: the plain Hugging Face modules again, sharing every weight.
+"""The unhooked model under a bridge: the plain Hugging Face modules again, sharing every weight.
 
 TransformerLens replaces a model's modules by wrappers with hook points, which cost Python time at every step. The
-shadow undoes that without touching the bridge: every module is copied shallowly, wrappers are replaced by what they
-wrap, and each copy has hook registries of its own. Parameters are the same tensors, so nothing is stored twice.
+unhooked model undoes that without touching the bridge: every module is copied shallowly, wrappers are replaced by what
+they wrap, and each copy has hook registries of its own. Parameters are the same tensors, so nothing is stored twice.
 """
 
 import copy
 from collections import OrderedDict
 from typing import Any
 
-import torch
 from torch import nn
+
+from steerlab.runtime.modules import unwrapped
 
 _HOOK_REGISTRIES = (
     "_forward_hooks",
@@ -25,14 +26,14 @@ _HOOK_REGISTRIES = (
 _PLACEMENT_ENTRIES = ("forward", "_hf_hook", "_old_forward")
 
 
-class Shadow:
-    """The shadow of a model.
+class UnhookedModel:
+    """A bridged model without its wrappers.
 
     Args:
         model: a causal language model whose modules a bridge has wrapped.
 
     Attributes:
-        model: the shadow itself; call it like the original Hugging Face model.
+        model: the model without wrappers; call it like the original Hugging Face model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -41,7 +42,7 @@ class Shadow:
         self.model: Any = self._copy(model)
 
     def of(self, module: nn.Module) -> nn.Module:
-        """The shadow's counterpart of a module or of the wrapper around it.
+        """The counterpart here of a module or of the wrapper around it.
 
         Raises:
             KeyError: if the module is not part of the model.
@@ -86,19 +87,9 @@ class Shadow:
         return self._configs[id(config)]
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """What a bridge's wrapper wraps; a module that is no wrapper is itself."""
-    while (inner := module._modules.get("_original_component")) is not None:
-        module = inner
-    return module
-
-
-def device_of(module: nn.Module) -> torch.device | None:
-    """Where a module's first parameter or buffer lies; None without either."""
-    tensor = next(module.parameters(), None)
-    if tensor is None:
-        tensor = next(module.buffers(), None)
-    return None if tensor is None else tensor.device
+def shallow_copy(model: nn.Module) -> Any:
+    """A model of copied modules without hooks that shares every parameter: to wrap in place of the original."""
+    return UnhookedModel(model).model
 
 
 def _is_hook_point(module: nn.Module | None) -> bool:

@@ -1,4 +1,4 @@
-"""Crossing devices once: a model spread over several devices, with one copy per boundary and step.
+"""Moving between devices once: a model spread over several devices, with one copy per boundary and step.
 
 A block gets, beside the hidden states, tensors that are the same for every block (rotary tables, mask, positions).
 Left alone, each block on another device copies them again. Here all tensors that must move are packed into one buffer,
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steerlab.engines.lens.shadow import device_of, unwrapped
-from steerlab.engines.lens.step import current_step_or_none
+from steerlab.runtime.modules import device_of, unwrapped
+from steerlab.runtime.step import current_step_or_none
 
 
 @contextmanager
-def memoised_crossings(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[None]:
+def memoised_transfers(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[None]:
     """Runs the body with every module's inputs moved to its device, each tensor once per device and pass.
 
     On a single device this does nothing.
@@ -66,7 +66,7 @@ class _Memo:
         self.companions.clear()
 
     def moved(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        """The tensors on a device; those not yet there cross in one packed copy from each device they come from.
+        """The tensors on a device; those not yet there move in one packed copy from each device they come from.
 
         The first is the stream. The others accompany it: once copied to a device, they come along to the next, whether
         the next block needs them or a later one, so that all come from one device.
