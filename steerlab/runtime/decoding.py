@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steerlab.core.endings import eos_ids_of, find_stop
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
+from steerlab.core.stopping import eos_ids_of, find_stop
 from steerlab.measures.draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs

@@ -16,11 +16,11 @@ from steerlab.runtime.capturing import HookPair, edit_pairs
 from steerlab.runtime.rows import left_padded
 from steerlab.runtime.step import current_step
 from steerlab.runtime.whole_rows import WholeRows
-from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import Marks
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.rows import Marks
+from steerlab.steering.positions.sets import Where
 from steerlab.steering.run import PlanRun
-from steerlab.steering.sets import Where
 
 
 class DifferentiableScores:

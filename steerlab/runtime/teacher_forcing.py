@@ -19,8 +19,8 @@ from steerlab.runtime.capturing import plan_hooks
 from steerlab.runtime.growth import AnyRows, fresh_rows
 from steerlab.runtime.rows import left_padded, right_padded
 from steerlab.runtime.shared_prefix import shared_prefix
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent, looks_at_prompts
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent, looks_at_prompts
 from steerlab.steering.run import PlanRun
 
 Measures = Mapping[str, Callable[[Tensor, Tensor], Tensor]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from steerlab.runtime.arguments import optional_arguments
 from steerlab.runtime.step import Step, running
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 

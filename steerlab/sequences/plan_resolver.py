@@ -17,8 +17,8 @@ from steerlab.runtime.hooks import install_input_hook, install_output_hook
 from steerlab.runtime.model_parts import ModelParts
 from steerlab.runtime.reference_norm import reference_windows
 from steerlab.runtime.weights import hash_of_weights
-from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans
 from steerlab.steering.plan import Plan
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans
 from steerlab.steering.run import PlanRun
 
 SITES = ("resid_pre", "resid_post")

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from steerlab.core.arguments import explains_arguments
-from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.receipts import Receipt, warn_if_idle
+from steerlab.core.stopping import stop_strings
 from steerlab.runtime.hooks import alone
 from steerlab.runtime.model_parts import ModelParts, find_parts
 from steerlab.runtime.shared_weights import HoldsModel
@@ -30,7 +30,7 @@ from steerlab.sequences.sampling import Sampler, SamplingRequest, single_seed
 from steerlab.sequences.scoring import Scorer, ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults, as_array
 from steerlab.sequences.weights_match import check_same_weights
-from steerlab.steering.assign import PlanArgument
+from steerlab.steering.plan_assignment import PlanArgument
 
 DEFAULT_STOP = ("</answer>",)
 DEFAULT_DATASET = "arithmetic_r1"

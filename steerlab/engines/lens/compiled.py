@@ -34,7 +34,7 @@ from steerlab.runtime.hooks import install_input_hook, install_output_hook
 from steerlab.runtime.model_state import remembered
 from steerlab.runtime.step import Step, running
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 CAPACITY_STEP = 64

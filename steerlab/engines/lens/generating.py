@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerlab.core.endings import before_stop, find_stop
 from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.core.spelling import INCOMPLETE, Continuation
+from steerlab.core.stopping import before_stop, find_stop
 from steerlab.engines.lens.backends import choose_backend
 from steerlab.engines.lens.compiled import CompiledRows, why_not_compiled
 from steerlab.runtime.capturing import plan_hooks
@@ -24,8 +24,8 @@ from steerlab.runtime.decoding import Decoding, RowOutput, StopRules, eos_token_
 from steerlab.runtime.growth import fresh_rows
 from steerlab.runtime.hooks import HookPair
 from steerlab.runtime.jobs import GenerationJob, ran_tokens
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.run import PlanRun
 
 Attach = Callable[[], AbstractContextManager[None]]

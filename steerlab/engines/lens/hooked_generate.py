@@ -26,7 +26,7 @@ from steerlab.runtime.decoding import Decoding, StopRules, eos_token_ids
 from steerlab.runtime.growth import fresh_rows
 from steerlab.runtime.hooks import HookPair
 from steerlab.steering.plan import Plan
-from steerlab.steering.rows import row_of, shape_of
+from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.run import PlanRun
 
 HookFunction = Callable[..., Any]

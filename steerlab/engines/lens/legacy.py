@@ -14,7 +14,7 @@ from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.runtime.arguments import optional_arguments
 from steerlab.runtime.hooks import HookPair, alone, require_fired, same_shape_hook
 from steerlab.runtime.step import Step, running
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 
 # Where the key-value cache of HookedTransformer is: in 3.x, and in 2.x.
 CACHES = [
