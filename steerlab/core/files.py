@@ -135,6 +135,20 @@ def _write(path: Path, payload: bytes) -> Path:
     return path
 
 
+def remove_leftovers(folder: str | Path, *names: str) -> None:
+    """Removes the temporary files that `write_atomic` left in a folder because its process was killed.
+
+    Only for files that nobody else is writing.
+
+    Args:
+        folder: the folder.
+        *names: patterns of the names of the files that were being written.
+    """
+    for name in names:
+        for leftover in Path(folder).glob(f".{name}.*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -11,9 +11,7 @@ from filelock import FileLock, Timeout
 
 from steerlab.core.errors import RunError
 from steerlab.core.files import write_atomic
-
-LOCK_FILE = ".lock"
-HOLDER_FILE = ".lock.json"
+from steerlab.experiment.run_folder import HOLDER_FILE, LOCK_FILE
 
 _guard = threading.Lock()
 _held: dict[Path, "_Shared"] = {}

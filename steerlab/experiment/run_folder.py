@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from steerlab.core.errors import RunError
-from steerlab.core.files import encoded, write_atomic
+from steerlab.core.files import encoded, remove_leftovers, write_atomic
 
 MANIFEST_FILE = "manifest.jsonl"
 FOLDERS = ("cells", "inputs", "effects", "frames", "findings", "vectors", "looks")
 RUN_FILE = "run.json"
 REPORT_FILE = "report.html"
+LOCK_FILE = ".lock"
+HOLDER_FILE = ".lock.json"
 
 
 class RunFolder:
@@ -39,11 +41,15 @@ class RunFolder:
         with (self.path / MANIFEST_FILE).open("ab") as file:
             file.write(line.encode() + b"\n")
 
-    def mend(self) -> None:
-        """Tidies up after a run that was killed.
+    def mend(self, *names: str) -> None:
+        """Tidies up after a run that was killed; the caller holds the folder's lock.
 
         Half-written files go, a torn line of the manifest ends, and whole files that were not entered yet are.
+
+        Args:
+            *names: further files that the caller writes directly in the folder.
         """
+        remove_leftovers(self.path, RUN_FILE, REPORT_FILE, HOLDER_FILE, *names)
         for name in FOLDERS:
             for leftover in (self.path / name).rglob(".*.tmp"):
                 leftover.unlink()

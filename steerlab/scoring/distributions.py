@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from steerlab.core.errors import DataError, InputError, RunError
-from steerlab.core.files import write_atomic
+from steerlab.core.files import remove_leftovers, write_atomic
 from steerlab.scoring.journal import check_fingerprint
 
 DistributionDtype = Literal["float16", "float32"]
@@ -57,10 +57,12 @@ class DistributionWriter:
         self.folder = Path(folder)
         self.dtype = _dtype(dtype)
         index = self.folder / INDEX
+        remove_leftovers(self.folder, INDEX)
         if index.exists() and not resume:
             raise InputError(f"{self.folder} already holds distributions; name another folder, or resume that run.")
         if index.exists():
             check_fingerprint(index, json.loads(index.read_text()), fingerprint)
+            remove_leftovers(self.folder, COMPLETE, "*.safetensors")
         elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise InputError(f"{self.folder} is not an empty folder; name another one for the distributions.")
         else:

@@ -5,6 +5,7 @@ checksum; one that a killed process left incomplete is recognised by it and drop
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from steerlab.core.errors import RunError
-from steerlab.core.files import write_atomic
+from steerlab.core.files import remove_leftovers, write_atomic
 from steerlab.scoring.windows import Window
 
 _HEAD = struct.Struct("<4sQQ32s")
@@ -85,6 +86,7 @@ class Journal:
             raise RunError(f"Cannot open {self.path} to resume from: {error.strerror}.") from error
         try:
             self._lock()
+            remove_leftovers(self.path.parent, glob.escape(self.path.name))
             check_fingerprint(self.path, self._fingerprint(), fingerprint)
             self.records = self._read()
         except BaseException:

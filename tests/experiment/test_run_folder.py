@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from steerlab.experiment.run_folder import MANIFEST_FILE, RunFolder
+from steerlab.experiment.scaling.folder import SweepFolder
 
 
 @pytest.fixture
@@ -42,6 +43,22 @@ def test_mending_removes_half_written_files(folder: RunFolder) -> None:
     (folder.path / "cells" / "scores" / ".b.parquet.x1.tmp").write_bytes(b"tw")
     folder.mend()
     assert [path.name for path in (folder.path / "cells" / "scores").iterdir()] == ["a.parquet"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "report.html", ".lock.json"])
+def test_mending_removes_half_written_files_of_the_folder_itself(folder: RunFolder, name: str) -> None:
+    (folder.path / f".{name}.a1b2c3d4.tmp").write_bytes(b"tw")
+    (folder.path / ".notes.txt.a1b2c3d4.tmp").write_bytes(b"somebody else's")
+    folder.mend()
+    assert [path.name for path in folder.path.iterdir()] == [".notes.txt.a1b2c3d4.tmp"]
+
+
+def test_a_sweep_removes_half_written_files(tmp_path: Path) -> None:
+    (tmp_path / "errors").mkdir()
+    for place in (".sweep.json.x.tmp", ".sweep.parquet.x.tmp", ".summary.parquet.x.tmp", "errors/.k.json.x.tmp"):
+        (tmp_path / place).write_bytes(b"tw")
+    SweepFolder(tmp_path).close()
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_clearing_leaves_what_is_not_ours(folder: RunFolder) -> None:

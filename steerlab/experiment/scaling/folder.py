@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core.errors import RunError
-from steerlab.core.files import write_atomic
+from steerlab.core.files import remove_leftovers, write_atomic
 from steerlab.experiment.cells import Cell, StoredCell, unpack
 from steerlab.experiment.locking import RunLock
 from steerlab.experiment.run_folder import RUN_FILE, RunFolder, read_bytes, refuse_foreign
@@ -52,7 +52,8 @@ class SweepFolder:
         try:
             if overwrite and not (path / SWEEP_FILE).exists():
                 refuse_foreign(self._folder)
-            self._folder.mend()
+            self._folder.mend(SWEEP_FILE, ROWS_FILE, SUMMARY_FILE)
+            remove_leftovers(path / ERRORS, "*.json")
             if overwrite:
                 self.clear()
         except BaseException:
