@@ -28,7 +28,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.shipped import neutral_text, shipped_vectors
-from steerlab.experiment.entropies import entropy_summary
+from steerlab.experiment.measurements.entropy import entropy_summary
 from steerlab.experiment.plots import (
     describe_token_differences,
     plot_entropy,
@@ -222,4 +222,4 @@ exp.close()
 #    it equal?
 # 3. Score the hotel text under `plan.scaled(-1)`. Do the same words move, the other way?
 # 4. Find the text among the ten shipped paragraphs on which the plan changes the entropy most, with
-#    `steerlab.experiment.entropies.entropy_by_text`. Would you have expected it?
+#    `steerlab.experiment.measurements.entropy.entropy_by_text`. Would you have expected it?

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from steerlab.engines.vllm import VLLMEngine
     from steerlab.experiment import Controls, Effect, Experiment
-    from steerlab.experiment.diagnostics_plot import plot_diagnostics
+    from steerlab.experiment.plots.diagnostics import plot_diagnostics
     from steerlab.experiment.run_comparison import compare
     from steerlab.scoring.distributions import read_distributions
     from steerlab.scoring.divergence import Divergence, divergence
@@ -147,7 +147,7 @@ _NAMES = {
     "import_sae": "steerlab.steering.formats.sae",
     "load": "steerlab.engines.lens",
     "perplexity": "steerlab.scoring.sliding",
-    "plot_diagnostics": "steerlab.experiment.diagnostics_plot",
+    "plot_diagnostics": "steerlab.experiment.plots.diagnostics",
     "read_distributions": "steerlab.scoring.distributions",
     "register_dataset": "steerlab.sequences",
     "register_operator": "steerlab.steering.registry",

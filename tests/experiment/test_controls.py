@@ -4,7 +4,14 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
-from steerlab.experiment.controls import Controls, LabelFlips, _wrong_layer, control_arms, moved_plan, random_plan
+from steerlab.experiment.measurements.controls import (
+    Controls,
+    LabelFlips,
+    _wrong_layer,
+    control_arms,
+    moved_plan,
+    random_plan,
+)
 
 PAIRS = sl.ContrastPairs.from_lists(
     ["the cat ran home", "a dog sat down", "the bird flew off", "a fish swam by"],

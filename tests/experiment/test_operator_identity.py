@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from steerlab.experiment.operator_identity import changed_parts, operator_identity
+from steerlab.experiment.store.operator_identity import changed_parts, operator_identity
 from steerlab.steering.operator import Operator
 
 HEAD = """

@@ -139,7 +139,7 @@ def test_a_given_vector_has_no_split_halves(engine):
 
 
 def test_the_plot_shows_what_is_known(engine):
-    from steerlab.experiment.diagnostics_plot import plot_diagnostics
+    from steerlab.experiment.plots.diagnostics import plot_diagnostics
 
     vectors = sl.extract(engine, TRAIN)
     with warnings.catch_warnings():

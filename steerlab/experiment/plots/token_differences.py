@@ -18,7 +18,8 @@ from steerlab.core.results import Score
 from steerlab.core.spelling import token_text
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import INK, PALE
-from steerlab.experiment.plots.style import COLUMN, new_axes, number, styled
+from steerlab.experiment.plots.style import COLUMN, new_axes, styled
+from steerlab.experiment.wording import number
 
 _SIZE: Final = 7.0
 _ADVANCE, _LEADING = 0.602 * _SIZE, 1.75 * _SIZE

@@ -12,11 +12,11 @@ from tqdm.auto import tqdm
 
 from steerlab.core.errors import InputError
 from steerlab.core.hashing import content_hash
-from steerlab.experiment.cells import StoredCell
-from steerlab.experiment.comparisons import with_comparisons
+from steerlab.experiment.measurements.effect.comparisons import with_comparisons
 from steerlab.experiment.scaling.cell import SweepCell, effect_of
 from steerlab.experiment.scaling.folder import ROWS_FILE, SweepFolder, joined
 from steerlab.experiment.scaling.worker import Outcome, SweepCheck, Task, Worker
+from steerlab.experiment.store.cells import StoredCell
 
 Run = Callable[[Sequence[Task], SweepCheck], Generator[Outcome, None, None]]
 FIGURES: Final = ["slope", "low", "high", "curvature", "anti_steerable", "collapse_dose", "null_rank", "adjusted_rank"]
