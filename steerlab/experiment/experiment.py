@@ -52,7 +52,7 @@ class Experiment:
     """Extracts vectors, steers, and measures what changed, against nulls and with its cost.
 
     Whatever is measured goes to the run directory `root/name` as soon as it is finished. An experiment of the same
-    name, model and seed goes on where it stopped: what was measured is read, not measured again, even after a run was
+    name, model and seed continues where it stopped: what was measured is read, not measured again, even after a run was
     killed. The model loads when something must be measured.
 
     Args:
@@ -130,7 +130,7 @@ class Experiment:
 
     @property
     def effects(self) -> list[Effect]:
-        """Every effect measured so far, each told how many plans were tested on its items.
+        """Every effect measured so far, each with the number of plans that were tested on its items.
 
         Examples:
             >>> [effect.verdict for effect in exp.effects]
@@ -217,7 +217,7 @@ class Experiment:
     def selfcheck(self, *, allow_failure: bool = False, **options: Any) -> SelfCheck:
         """Checks that steering on this model and engine does what it says.
 
-        A run that goes on takes the check that an earlier process passed with the same engine; asked again, it runs.
+        A resumed run takes the check that an earlier process passed with the same engine; a second call runs it.
         Dose 0 equals the baseline, a batch its rows alone, cached uncached, receipts what a plan implies.
 
         Args:

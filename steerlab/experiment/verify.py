@@ -78,16 +78,16 @@ def _row(check: str, item: str, problem: str = "", fine: str = "") -> tuple[str,
 
 
 def _unread_once(rows: list[tuple]) -> list[tuple]:
-    """The same rows, those not read for one reason as one: a missing registration is said once, with the count."""
+    """The same rows, those that were not read for the same reason as one row with their number."""
     unread: dict[tuple[str, str], list[str]] = {}
     for check, item, _, detail in rows:
         if detail.startswith(_NOT_READ):
             unread.setdefault((check, detail), []).append(item)
-    told = [row for row in rows if not row[3].startswith(_NOT_READ)]
+    found = [row for row in rows if not row[3].startswith(_NOT_READ)]
     for (check, detail), items in unread.items():
         several = f" and {len(items) - 1} more ({len(items)} in all)" if len(items) > 1 else ""
-        told.append(_row(check, items[0] + several, detail))
-    return told
+        found.append(_row(check, items[0] + several, detail))
+    return found
 
 
 def _files(session: Session) -> Iterator[tuple]:
@@ -168,8 +168,8 @@ def _rerun(session: Session, place: str, tolerance: float | None) -> tuple[str, 
     allowed = TOLERANCES.get(session.info.dtype, LOW_PRECISION_TOLERANCE) if tolerance is None else tolerance
     note = "" if stored.engine_hash == session.engine_hash else " (by another engine or with other versions than then)"
     difference, column = largest_difference(stored.frame, again)
-    told = f"largest difference {difference:.2g} in {column}, {allowed:.2g} allowed{note}"
-    return told, "" if difference <= allowed else told
+    detail = f"largest difference {difference:.2g} in {column}, {allowed:.2g} allowed{note}"
+    return detail, "" if difference <= allowed else detail
 
 
 def largest_difference(before: pd.DataFrame, after: pd.DataFrame) -> tuple[float, str]:

@@ -1,4 +1,4 @@
-"""Findings: results that are said in sentences and shown as a table, and sections of several of them."""
+"""Findings: results in sentences and a table, and sections of several of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ LONG_TABLE = 15
 
 @dataclass(frozen=True)
 class Finding:
-    """A result that is said in sentences and shown as a table.
+    """A result in sentences and a table.
 
     Attributes:
         sentences: what was found.

@@ -1,4 +1,4 @@
-"""Tables from frames: readable headings and numbers, intervals in one cell, and what is cut is said."""
+"""Tables from frames: readable headings and numbers, intervals in one cell, and a note of what is cut."""
 
 import math
 from numbers import Integral, Real

@@ -90,10 +90,10 @@ def control_arms(
 
 
 def check_pairs(controls: Controls, pairs: ContrastPairs | None) -> None:
-    """Nothing, if the pairs that the controls need are there.
+    """Checks that the pairs that the controls need are there.
 
     Raises:
-        DataError: otherwise.
+        DataError: if they are not.
     """
     if controls.shuffled and pairs is None:
         raise DataError("Shuffled controls extract the vector again; pass pairs= (the training pairs).")

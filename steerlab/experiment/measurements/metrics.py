@@ -48,7 +48,7 @@ def find_metric(metric: "str | Metric") -> tuple[str, Metric]:
 
 
 def metric_identity(metric: "str | Metric") -> str:
-    """What tells one metric from another: its name, and for a function a hash of what it computes.
+    """The identity of a metric: its name, and for a function a hash of what it computes.
 
     The hash covers the function's source (its bytecode where no source can be read), its defaults and the values it
     closes over; not the globals it uses.

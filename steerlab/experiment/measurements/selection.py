@@ -63,7 +63,7 @@ class Selection:
         on_hash: content hash of the development items.
         prompts: hashes of their prompts.
         groups: their groups.
-        metric_identity: what tells the metric from another of its name; None where a run did not note it.
+        metric_identity: differs between metrics of one name; None where a run did not note it.
         vector_name: name of the winning vector in the table.
     """
 

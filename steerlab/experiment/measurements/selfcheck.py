@@ -173,16 +173,16 @@ class _Task:
 
     def run(self) -> list[Check]:
         return [
-            self._carried_out("dose 0 = baseline", 0.0, self._dose_zero),
-            self._carried_out("the plan acts", self.tolerance, self._acts),
-            self._carried_out("batch = one by one", self.tolerance, self._batch),
-            self._carried_out("padding changes nothing", self.tolerance, self._padding),
-            self._carried_out("cached = uncached", self.tolerance, self._cached),
-            self._carried_out("receipts as implied", 0.0, self._receipts),
-            self._carried_out("unsteered model unchanged", 0.0, self._afterwards),
+            self._outcome("dose 0 = baseline", 0.0, self._dose_zero),
+            self._outcome("the plan acts", self.tolerance, self._acts),
+            self._outcome("batch = one by one", self.tolerance, self._batch),
+            self._outcome("padding changes nothing", self.tolerance, self._padding),
+            self._outcome("cached = uncached", self.tolerance, self._cached),
+            self._outcome("receipts as implied", 0.0, self._receipts),
+            self._outcome("unsteered model unchanged", 0.0, self._afterwards),
         ]
 
-    def _carried_out(self, name: str, tolerance: float, check: Callable[[], tuple[float, str]]) -> Check:
+    def _outcome(self, name: str, tolerance: float, check: Callable[[], tuple[float, str]]) -> Check:
         try:
             value, detail = check()
         except SteerlabError as error:

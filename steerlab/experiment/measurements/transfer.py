@@ -47,7 +47,7 @@ class Transfer:
         plan_hash: of the plan as given.
         on_hash: content hash of the items.
         notes: how this model differs from the one that the plan's vectors were made on.
-        metric_identity: what tells the metric from another of its name; None where a run did not note it.
+        metric_identity: differs between metrics of one name; None where a run did not note it.
     """
 
     rows: pd.DataFrame = field(repr=False)
@@ -113,7 +113,7 @@ def transfer(
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=2)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="About ")  # said already, once
+        warnings.filterwarnings("ignore", message="About ")  # given above, once
         plans = [None if dose == 0 else resolved.scaled(dose) for dose in values]
         table = item_values(engine, plans, on, measure)
     slopes = least_squares_slopes(np.array(values), table.T)
@@ -196,7 +196,7 @@ def transfer_sections(transfers: Sequence[Transfer], effects: Sequence[Effect]) 
 
     Args:
         transfers: in the order in which they were measured.
-        effects: where the same plans may have been measured at home.
+        effects: of this experiment, some with the same plans.
     """
     if not transfers:
         return []
@@ -210,7 +210,7 @@ def transfer_sections(transfers: Sequence[Transfer], effects: Sequence[Effect]) 
 
 
 def transfer_table(transfers: Sequence[Transfer], effects: Sequence[Effect]) -> pd.DataFrame:
-    """A row per transfer: where it ran, its slope with interval, and that slope beside the effect's at home."""
+    """A row per transfer: where it ran, its slope with interval, and its share of the plan's effect."""
     return pd.DataFrame(
         [
             {
@@ -229,7 +229,7 @@ def transfer_table(transfers: Sequence[Transfer], effects: Sequence[Effect]) -> 
 
 
 def transfer_blocks(transfer: Transfer, home: Effect | None, place: str) -> list[Block]:
-    """What a plan does elsewhere, how that place differs, and the means per dose."""
+    """What a plan does on other items or another model, how that model differs, and the means per dose."""
     means = transfer.rows.groupby("dose", as_index=False).value.mean()
     caption = "Mean over items at each dose"
     where = f"Weights {transfer.weights_hash}, items {transfer.on_hash}, plan {transfer.plan_hash}; all in {place}."
@@ -282,7 +282,7 @@ def _of_one_metric(transfer: Transfer, effect: Effect) -> bool:
 
 
 def _share(transfer: Transfer, home: Effect | None) -> float:
-    """The slope here as a share of that at home; NaN if there is none to compare with."""
+    """The slope as a share of that of the plan's effect; NaN if there is none to compare with."""
     if home is None or not math.isfinite(home.slope) or home.slope == 0:
         return math.nan
     return transfer.slope / home.slope

@@ -1,6 +1,6 @@
 """Plots. Each function takes `ax=` and returns the axes, and `describe_…` says the same finding in a sentence.
 
-Colours are safe for the colour-blind and survive grey print; a new figure is one column of a paper wide.
+Colours are safe for the colour-blind and remain distinct in grey print; a new figure is one column of a paper wide.
 """
 
 from steerlab.experiment.plots.cost import describe_cost, plot_cost

@@ -1,4 +1,4 @@
-"""A plot of diagnostics: which layers' vectors tell held-out pairs apart, and how large and reliable they are."""
+"""A plot of diagnostics: how well each layer's vector separates held-out pairs, and how large and reliable they are."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from steerlab.experiment.plots.style import legend_below, new_axes, styled
 if TYPE_CHECKING:
     from steerlab.steering.diagnostics import Diagnostics
 
-# column → colour, marker, line and label; markers and lines tell them apart where colours do not
+# column → colour, marker, line and label; markers and lines distinguish them where colours do not
 _LINES = {
     "auc": (REAL, "o", "-", "AUC on held-out pairs"),
     "split_half_cosine": (AGAINST, "s", "--", "split-half cosine"),

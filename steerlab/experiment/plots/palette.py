@@ -1,4 +1,4 @@
-"""Colours by role. Roles that meet in one plot differ in luminance, so they survive colour blindness and grey print."""
+"""Colours by role. Roles that meet in one plot differ in luminance: for the colour-blind, and for grey print."""
 
 from typing import Final
 

@@ -114,10 +114,10 @@ class SweepCell:
     """An experiment in small: a vector is made, its plan measured at some doses, and against controls.
 
     Attributes:
-        settings: what tells this cell from the others of a sweep, by name; the leading columns of its rows.
+        settings: what distinguishes this cell in its sweep, by name; the leading columns of its rows.
         engine: what runs it.
         vector: where the vector comes from.
-        make: makes the plan at scale 1 from the vector. It must survive pickling to run in another process.
+        make: makes the plan at scale 1 from the vector. It must be picklable to run in another process.
         targets: items it is measured on.
         doses: at least two, as for `Experiment.effect`.
         controls: control arms.

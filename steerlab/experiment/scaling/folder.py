@@ -52,7 +52,7 @@ class SweepFolder:
         try:
             if overwrite and not (path / SWEEP_FILE).exists():
                 refuse_foreign(self._folder)
-            self._folder.mend(SWEEP_FILE, ROWS_FILE, SUMMARY_FILE)
+            self._folder.repair(SWEEP_FILE, ROWS_FILE, SUMMARY_FILE)
             remove_leftovers(path / ERRORS, "*.json")
             if overwrite:
                 self.clear()

@@ -87,8 +87,8 @@ def run_sweep(
 ) -> SweepResult:
     """Measures the cells of a sweep that are not finished yet, and writes all of them as one frame.
 
-    Every finished cell is written at once; a sweep that was killed goes on where it stopped, and one that was extended
-    measures what is new. A cell that fails is recorded, and tried again by the next run; the others go on.
+    Every finished cell is written at once; a killed sweep continues where it stopped, and an extended one measures what
+    is new. A cell that fails is recorded, and tried again by the next run; the others continue.
 
     Args:
         cells: the cells, in the order of the frame; all with the same names in `settings`.

@@ -87,7 +87,7 @@ class Worker:
         return f"{socket.gethostname()}:{os.getpid()}"
 
     def run(self, task: Task) -> Outcome:
-        """Measures a cell; whatever goes wrong in it becomes part of the outcome, so that others go on."""
+        """Measures a cell; whatever goes wrong in it becomes part of the outcome, so that others continue."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             try:

@@ -1,6 +1,6 @@
-"""Cells: finished measurements, each kept under the hash of everything that determines it.
+"""Cells: finished measurements, each stored under the hash of everything that determines it.
 
-A cell is the smallest piece of work that is worth keeping: one plan on one set of items, one plan on one set of texts.
+A cell is the smallest piece of work that is stored: one plan on one set of items, one plan on one set of texts.
 A run that was killed, or a notebook that is run again, finds its cells and measures only what is missing.
 """
 
@@ -72,10 +72,10 @@ class Cells:
         reused: cells that were found rather than measured, so far.
         measured: cells that were measured, so far.
         resumed: how many of those found were there before, from an earlier run.
-        told: whether a `Tally` has told of them.
+        announced: whether a `ResumeNotice` has been written.
 
     Args:
-        folder: the run directory; None keeps cells in memory only.
+        folder: the run directory; None for memory only.
     """
 
     def __init__(self, folder: RunFolder | None) -> None:
@@ -83,7 +83,7 @@ class Cells:
         self._memory: dict[str, bytes] = {}
         self._own: set[str] = set()
         self.reused = self.measured = self.resumed = 0
-        self.told = False
+        self.announced = False
 
     def find(self, cell: Cell, engine_hash: str) -> pd.DataFrame | None:
         """The result of a finished cell; None if it was not measured yet.
@@ -103,7 +103,7 @@ class Cells:
         return stored.frame
 
     def add(self, cell: Cell, engine_hash: str, frame: pd.DataFrame) -> pd.DataFrame:
-        """Keeps a result; returns it as a later run will read it."""
+        """Stores a result; returns it as a later run will read it."""
         place, data = _place(cell.kind, cell.key(engine_hash)), pack(cell, engine_hash, frame)
         if self._folder is None:
             self._memory[place] = data
@@ -142,10 +142,10 @@ class Cells:
         return read_bytes(path) if path.exists() else None
 
 
-class Tally:
-    """Tells that a run goes on: how many cells of a measurement an earlier run had finished.
+class ResumeNotice:
+    """Writes to standard error how many cells of a measurement an earlier run had finished.
 
-    Once a run, because it is the same for what follows; cells that measurements of one run share are no news.
+    Once per run; cells that measurements of one run share do not count.
 
     Args:
         cells: the experiment's cells.
@@ -155,15 +155,15 @@ class Tally:
     def __init__(self, cells: Cells, what: str) -> None:
         self._cells, self._what = cells, what
 
-    def __enter__(self) -> "Tally":
+    def __enter__(self) -> "ResumeNotice":
         self._before, self._waiting = self._counts(), Waiting(self._what)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._waiting.end()
         resumed, reused, measured = (now - before for now, before in zip(self._counts(), self._before, strict=True))
-        if resumed and kind is None and not self._cells.told:
-            self._cells.told = True
+        if resumed and kind is None and not self._cells.announced:
+            self._cells.announced = True
             found = f"{resumed} of {reused + measured} cells were there already"
             sys.stderr.write(f"info: {self._what}: {found}, from an earlier run; what follows is not told again\n")
 

@@ -1,4 +1,4 @@
-"""Inputs of a run, kept by content: the plans and the data that its cells name by hash, and the code behind them."""
+"""Inputs of a run, stored by content: the plans and the data that its cells name by hash, and the code behind them."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Inputs:
     """Plans and data, each under its own hash, and operators of a user's own, each under that of its description.
 
     Args:
-        folder: the run directory; None keeps them in memory only.
+        folder: the run directory; None for memory only.
     """
 
     def __init__(self, folder: RunFolder | None) -> None:
@@ -28,10 +28,10 @@ class Inputs:
         self._plans: dict[str, Plan] = {}
 
     def add_plan(self, plan: Plan) -> str:
-        """Keeps a plan, and what its operators are if they are a user's own; returns its hash.
+        """Stores a plan, and a description of its operators if they are a user's own; returns its hash.
 
         Raises:
-            RunError: if such an operator was kept with the same description and other code.
+            RunError: if such an operator was stored with the same description and other code.
         """
         for edit in plan:
             if not is_shipped(edit.operator):
@@ -57,11 +57,11 @@ class Inputs:
         return found
 
     def add_targets(self, targets: Targets) -> str:
-        """Keeps targets; returns their hash."""
+        """Stores targets; returns their hash."""
         return self._add(f"inputs/data/{targets.hash}.json", targets.hash, lambda: _data_json(_target_rows(targets)))
 
     def targets(self, data_hash: str) -> Targets:
-        """Kept targets.
+        """Stored targets.
 
         Raises:
             RunError: if they are missing, or are not those of that hash.
@@ -70,12 +70,12 @@ class Inputs:
         return Targets(tuple(TargetItem(p, tuple(good), tuple(bad), group) for p, good, bad, group in rows))
 
     def add_data(self, rows: list[Any]) -> str:
-        """Keeps a JSON-serialisable list, e.g. of texts; returns its hash."""
+        """Stores a JSON-serialisable list, e.g. of texts; returns its hash."""
         data_hash = content_hash(rows)
         return self._add(f"inputs/data/{data_hash}.json", data_hash, lambda: _data_json(rows))
 
     def data(self, data_hash: str) -> list[Any]:
-        """A kept list.
+        """A stored list.
 
         Raises:
             RunError: if it is missing, or is not the one of that hash.
@@ -87,10 +87,10 @@ class Inputs:
         return rows
 
     def check(self, place: str) -> None:
-        """Nothing, if a kept input is what its name says.
+        """Checks that a stored input is what its name says.
 
         Raises:
-            RunError: otherwise.
+            RunError: if it is not.
             UnknownOperatorError: for a plan whose operator is not known here.
         """
         folder, name = place.rsplit("/", 1)
@@ -103,13 +103,13 @@ class Inputs:
             raise RunError(f"{place} is damaged: {error}.") from error
 
     def stored(self) -> list[str]:
-        """Places of everything kept, in order."""
+        """Places of everything stored, in order."""
         if self._folder is None:
             return sorted(self._memory)
         return [name for name in self._folder.files() if name.startswith("inputs/")]
 
     def _add_operator(self, operator: Operator) -> None:
-        """Keeps what an operator is under its description; one that was kept must be the same."""
+        """Stores what identifies an operator under its description; one stored before must be the same."""
         description, identity = operator.to_json(), operator_identity(operator)
         name = content_hash(description)
         place = f"inputs/operators/{name}.json"

@@ -2,7 +2,7 @@
 
 A look is counted once its call has read or made a figure of the items, whether or not the call then ended well. The
 n-th identical call of an experiment object is the n-th such look: called again it is one more, while a later run of the
-same script, or one that goes on after it was killed, repeats the looks that are recorded and adds none.
+same script, or one resumed after it was killed, repeats the looks that are recorded and adds none.
 """
 
 import json
@@ -67,8 +67,8 @@ class Looks:
 
         Args:
             kind: what measures.
-            asked: gives what is measured on (targets, or lists of prompts or texts) and all that tells the call from
-                others; asked when the block ends, when its arguments are known to be usable.
+            asked: gives what is measured on (targets, or lists of prompts or texts) and everything that
+                distinguishes the call from others; called when the block ends and its arguments are known to be usable.
         """
         before = self._cells.reused + self._cells.measured
         done = False

@@ -1,4 +1,4 @@
-"""What tells an operator of a user's own from what it was before: its code, and the values beside its description.
+"""The identity of a user's own operator: its code, and the values beside its description.
 
 A plan identifies an operator by the description that it gives of itself, which stays when only the code is changed.
 """
@@ -71,7 +71,7 @@ def _instance_parts(operator: Operator) -> Iterator[tuple[str, list[str]]]:
 
 
 def _part(value: object) -> list[str] | None:
-    """By source and by bytecode; None for what cannot be told."""
+    """By source and by bytecode; None for what has no identity."""
     function = _function_of(value)
     if function is None:
         plain = _plain(value)
@@ -80,11 +80,11 @@ def _part(value: object) -> list[str] | None:
     if code.co_filename == "<string>" and code.co_name == "__init__":  # written by @dataclass, out of the fields
         return None
     around = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items()), *_closed(function)]
-    told = [_around(item) for item in around]
+    parts = [_around(item) for item in around]
     text = source_text(code)
     return [
-        content_hash([text, [by_source for by_source, _ in told]]) if text else "",
-        content_hash([_compiled(function), [by_bytecode for _, by_bytecode in told]]),
+        content_hash([text, [by_source for by_source, _ in parts]]) if text else "",
+        content_hash([_compiled(function), [by_bytecode for _, by_bytecode in parts]]),
     ]
 
 
@@ -131,6 +131,6 @@ def _plain(value: object) -> str | None:
     if isinstance(value, Mapping):
         value = [item for pair in value.items() for item in pair]
     if isinstance(value, Sequence):
-        told = [_plain(item) for item in value]
-        return None if None in told else repr(told)
+        plain = [_plain(item) for item in value]
+        return None if None in plain else repr(plain)
     return None

@@ -102,7 +102,7 @@ class Results:
         return None if place is None else self._items[self._kinds[kind].attribute][place]
 
     def put(self, kind: str, key: str, item: Any) -> None:
-        """Adds a result, or replaces the one of that key; effects learn how many plans were tested."""
+        """Adds a result, or replaces the one of that key; results that depend on each other are related anew."""
         self.put_all([(kind, key, item)])
 
     def put_all(self, found: Iterable[tuple[str, str, Any]]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from steerlab.core.errors import RunError, SteerlabError, UnknownOperatorError
 from steerlab.core.hashing import content_hash
-from steerlab.experiment.store.cells import Cell, Tally
+from steerlab.experiment.store.cells import Cell, ResumeNotice
 from steerlab.experiment.store.results import Kind, Results
 from steerlab.experiment.store.session import Session
 
@@ -73,7 +73,7 @@ class Run:
     @contextmanager
     def measuring(self, kind: str, asked: Callable[[], tuple[Sequence[Any], Any]]) -> Iterator[None]:
         """As `look`, and says how many cells of the measurement an earlier run had finished."""
-        with self.look(kind, asked), Tally(self.session.cells, kind):
+        with self.look(kind, asked), ResumeNotice(self.session.cells, kind):
             yield
 
     def _read(self, kind: str, number: int) -> Any:

@@ -41,7 +41,7 @@ class RunFolder:
         with (self.path / MANIFEST_FILE).open("ab") as file:
             file.write(line.encode() + b"\n")
 
-    def mend(self, *names: str) -> None:
+    def repair(self, *names: str) -> None:
         """Tidies up after a run that was killed; the caller holds the folder's lock.
 
         Half-written files go, a torn line of the manifest ends, and whole files that were not entered yet are.
@@ -102,10 +102,10 @@ class RunFolder:
 
 
 def refuse_foreign(folder: RunFolder) -> None:
-    """Nothing, if a folder that is to be overwritten is empty, or holds what we wrote.
+    """Checks that a folder to be overwritten is empty, or holds what we wrote.
 
     Raises:
-        RunError: otherwise: what lies there is somebody else's.
+        RunError: if it holds other files.
     """
     found = [entry.name for entry in folder.path.iterdir() if not entry.name.startswith(".lock")]
     if found and MANIFEST_FILE not in found:

@@ -38,7 +38,7 @@ class Session:
         name: of the experiment.
         backend: `lens` or `vllm`; of another engine, what it calls itself.
         seed: of the experiment.
-        folder: the run directory; None keeps everything in memory.
+        folder: the run directory; None for memory only.
         cells: finished measurements.
         inputs: plans and data of the measurements.
         looks: how often items were measured on.
@@ -182,7 +182,7 @@ class Session:
         lock = RunLock(path)
         try:
             self._take_over(path)
-            self.folder.mend()
+            self.folder.repair()
             if measuring:
                 self.fingerprint  # noqa: B018  known before anything is written
             self.write_run()

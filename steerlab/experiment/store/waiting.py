@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 
 SHORTEST = 20.0
-"""Seconds of a step below which nothing is said of it."""
+"""Shortest step, in seconds, that is reported."""
 
 SHARE = 0.5
-"""Seconds that threads waited for a core, per second of the step, from which on it is said."""
+"""Seconds that threads waited for a core, per second of the step, from which on it is reported."""
 
 
 class Waiting:
-    """Tells on standard error, once a process, that a step was slow because its threads waited for cores.
+    """Reports on standard error, once a process, that a step was slow because its threads waited for cores.
 
-    Linux counts that time for every thread; where it does not, nothing is said. Nobody's setting is changed.
+    Linux counts that time for every thread; where it does not, nothing is reported. No setting is changed.
 
     Args:
         what: the step's name.

@@ -8,7 +8,7 @@ from steerlab.steering.plan import Plan
 
 
 def with_comparisons(effects: Sequence[Effect]) -> list[Effect]:
-    """The effects, each told how many plans were tested on its items with its metric.
+    """The effects, each with the number of plans tested on its items with its metric.
 
     A plan that was measured several times counts once, with the rank of its last measurement.
     """
@@ -37,6 +37,6 @@ def _comparisons(effect: Effect, last: dict[str, Effect], adjusted: dict[str, fl
 
 
 def relate(measured: list[tuple[Effect, Plan]]) -> list[tuple[Effect, Plan]]:
-    """Effects with their plans, each effect told how many plans were tested; see `with_comparisons`."""
-    told = with_comparisons([effect for effect, _ in measured])
-    return [(effect, plan) for effect, (_, plan) in zip(told, measured, strict=True)]
+    """Effects with their plans, compared by `with_comparisons`."""
+    compared = with_comparisons([effect for effect, _ in measured])
+    return [(effect, plan) for effect, (_, plan) in zip(compared, measured, strict=True)]

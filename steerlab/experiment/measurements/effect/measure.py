@@ -23,7 +23,7 @@ from steerlab.experiment.measurements.effect.rows import item_rows, score_plans
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.measurements.texts import neutral_texts
 from steerlab.experiment.store.batches import batch_plans, row_tokens, tokens_per_call_of
-from steerlab.experiment.store.cells import Cell, StoredCell, Tally, join
+from steerlab.experiment.store.cells import Cell, ResumeNotice, StoredCell, join
 from steerlab.experiment.store.inputs import texts_hash
 from steerlab.experiment.store.plans import check_wired, resolved, stored_plan
 from steerlab.experiment.store.run import Run
@@ -69,7 +69,7 @@ def measure_effect(
                 "info: effect: dose 0 is not among the doses, so nothing will show the unsteered model; add 0 to see "
                 "it\n"
             )
-        with Tally(session.cells, "effect"):
+        with ResumeNotice(session.cells, "effect"):
             cost = perplexities(session, ready, texts, run_doses)
             allowed = [float(dose) for dose in cost[cost.ppl_ratio <= bound].dose]
             measured = partial(_rows, session, targets=targets, metric=function, tokens_per_call=tokens_per_call)

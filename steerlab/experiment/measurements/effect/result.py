@@ -202,7 +202,7 @@ class Effect:
         return self.null_rank if self.comparisons is None else self.comparisons.adjusted_rank
 
     def among(self, comparisons: Comparisons | None) -> "Effect":
-        """The same effect, told how many plans were tested beside it."""
+        """The same effect, with the number of plans tested beside it."""
         effect = copy.copy(self)
         object.__setattr__(effect, "comparisons", comparisons)
         return effect
@@ -380,7 +380,7 @@ def _baseline_reasons(doses: Sequence[float]) -> list[str]:
 
 
 def _few_groups_reasons(groups: int, ci: tuple[float, float]) -> list[str]:
-    """What an interval is worth that rests on few groups; no part of the verdict."""
+    """A caution for an interval that rests on few groups; no part of the verdict."""
     if groups >= FEW_GROUPS or math.isnan(ci[0]):
         return []
     few = f"with fewer than {FEW_GROUPS} it covers the truth less often than it says"
