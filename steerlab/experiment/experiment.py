@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core.arguments import explains_arguments
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import RunError, SteerlabError
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
 from steerlab.core.targets import Targets
@@ -42,8 +42,8 @@ from steerlab.experiment.store.run import Run
 from steerlab.experiment.store.session import Session, read_run
 from steerlab.experiment.verify import Verification, verify
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector, VectorSet
-from steerlab.steering.where import WhereLike
 
 DEFAULT_CONTROLS = Controls()
 

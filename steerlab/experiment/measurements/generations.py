@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError
 from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.stopping import stop_strings
 from steerlab.core.text import PromptLike, as_prompts
 from steerlab.experiment.blocks import Block, Completions, Paragraph, Section
 from steerlab.experiment.blocks.findings import conditions, frame_sections

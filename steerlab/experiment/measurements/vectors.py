@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.numbers import check_flag
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.experiment.blocks import Block, Folded, Plots, Section, Table
 from steerlab.experiment.blocks.findings import LONG_TABLE, numbered
@@ -20,11 +20,11 @@ from steerlab.experiment.store.results import Kind
 from steerlab.experiment.store.run import Run
 from steerlab.experiment.store.run_folder import RunFolder, read_bytes
 from steerlab.experiment.store.session import Session, plain_option
-from steerlab.steering.extract import extract
-from steerlab.steering.reading import Origin, Reading
+from steerlab.steering.extraction.extract import extract
+from steerlab.steering.extraction.pair_activations import Origin, Reading
+from steerlab.steering.positions.where import Where, WhereLike, as_where, last_prompt
+from steerlab.steering.positions.where import default as default_where
 from steerlab.steering.vectors import SteeringVector, VectorSet
-from steerlab.steering.where import Where, WhereLike, as_where, last_prompt
-from steerlab.steering.where import default as default_where
 
 
 def measure_vectors(

@@ -21,7 +21,7 @@ from steerlab.experiment.store.inputs import Inputs
 from steerlab.experiment.store.locking import RunLock
 from steerlab.experiment.store.looks import Looks
 from steerlab.experiment.store.run_folder import RUN_FILE, RunFolder, read_json, refuse_foreign
-from steerlab.steering.extract import library_versions
+from steerlab.steering.extraction.extract import library_versions
 
 FORMAT = 2
 BACKENDS = ("lens", "vllm")

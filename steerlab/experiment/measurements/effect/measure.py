@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import InputError, RunError
 from steerlab.core.numbers import check_number
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.experiment.measurements.checks import check_doses, check_targets
@@ -28,7 +28,7 @@ from steerlab.experiment.store.inputs import texts_hash
 from steerlab.experiment.store.plans import check_wired, resolved, stored_plan
 from steerlab.experiment.store.run import Run
 from steerlab.experiment.store.session import Session
-from steerlab.steering.extract import library_versions
+from steerlab.steering.extraction.extract import library_versions
 from steerlab.steering.operators import Add
 from steerlab.steering.plan import Plan
 
