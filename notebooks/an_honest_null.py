@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import steerlab as sl
-from steerlab.core.pairs import balanced_flips
+from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.shipped import neutral_text, shipped_vectors
 from steerlab.experiment.plots import plot_item_slopes, plot_null_slopes
 

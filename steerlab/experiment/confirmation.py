@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.experiment.controls import Arm, Controls, control_arms
 from steerlab.experiment.item_values import item_values

@@ -10,7 +10,7 @@ from steerlab.experiment.plots.palette import AGAINST, ELSEWHERE, INK, RANDOM, R
 from steerlab.experiment.plots.style import legend_below, new_axes, styled
 
 if TYPE_CHECKING:
-    from steerlab.steering.diagnostics import Diagnostics
+    from steerlab.steering.extraction.diagnostics import Diagnostics
 
 # column → colour, marker, line and label; markers and lines tell them apart where colours do not
 _LINES = {

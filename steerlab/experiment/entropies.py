@@ -22,9 +22,9 @@ from steerlab.measures.nucleus import policy_log_probs
 from steerlab.measures.overlap import jaccard, kept_share
 from steerlab.measures.quantities import LogDistribution
 from steerlab.scoring import TextWindow, text_windows
-from steerlab.steering.content import looks_at_prompts
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.prompt_lookup import looks_at_prompts
+from steerlab.steering.positions.rows import RowPositions
 
 LOGIT_BYTES = 256 << 20
 SUMMARISED = (

@@ -10,9 +10,9 @@ from steerlab.core.targets import TargetItem, Targets
 from steerlab.core.text import PromptLike
 from steerlab.experiment.operator_identity import changed_parts, operator_identity
 from steerlab.experiment.run_folder import RunFolder, read_bytes
-from steerlab.steering.operator import Operator
+from steerlab.steering.operators.base import Operator
+from steerlab.steering.operators.registry import is_shipped
 from steerlab.steering.plan import Plan
-from steerlab.steering.registry import is_shipped
 
 
 class Inputs:

@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core.arguments import explains_arguments
-from steerlab.core.endings import stop_strings
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.numbers import check_flag, check_integer, check_number
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
+from steerlab.core.stopping import stop_strings
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike, as_prompts
 from steerlab.experiment import measuring, recorded
@@ -27,9 +27,9 @@ from steerlab.experiment.session import plain_option
 from steerlab.experiment.sweep import check_doses
 from steerlab.experiment.texts import Judge, judged, text_statistics
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.where import WhereLike, as_where, last_prompt
+from steerlab.steering.positions.where import default as default_where
 from steerlab.steering.vectors import VectorSet
-from steerlab.steering.where import WhereLike, as_where, last_prompt
-from steerlab.steering.where import default as default_where
 
 DEFAULT_CONTROLS = Controls()
 DEFAULT_POLICY = SamplingPolicy(temperature=0.7, top_p=0.9)

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import InputError, PlanError
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.experiment.cells import Cell, Tally, join
@@ -30,7 +30,7 @@ from steerlab.experiment.sweep import (
     tokens_per_call_of,
 )
 from steerlab.scoring import text_nlls
-from steerlab.steering.extract import library_versions
+from steerlab.steering.extraction.extract import library_versions
 from steerlab.steering.operators import Add
 from steerlab.steering.plan import Plan
 

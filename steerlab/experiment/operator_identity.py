@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from steerlab.core.hashing import bytes_hash, content_hash
 from steerlab.experiment.source import bytecode, source_text
-from steerlab.steering.operator import Operator
-from steerlab.steering.registry import SHIPPED_OPERATORS
+from steerlab.steering.operators.base import Operator
+from steerlab.steering.operators.registry import SHIPPED_OPERATORS
 from steerlab.steering.vectors import SteeringVector
 
 _NOT_THEIRS: Final = (object, ABC, Operator, *SHIPPED_OPERATORS.values())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from steerlab.core.pairs import ContrastPairs
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import token_text
 from steerlab.core.targets import Targets
@@ -17,11 +17,11 @@ from steerlab.experiment.entropies import entropy_change
 from steerlab.experiment.generations import KEY, generate_paired
 from steerlab.experiment.measuring import resolved
 from steerlab.experiment.session import Session, plain_option
-from steerlab.steering.extract import extract
+from steerlab.steering.extraction.extract import extract
+from steerlab.steering.extraction.pair_activations import Origin, Reading
 from steerlab.steering.plan import Plan
-from steerlab.steering.reading import Origin, Reading
+from steerlab.steering.positions.where import Where, last_prompt
 from steerlab.steering.vectors import VectorSet
-from steerlab.steering.where import Where, last_prompt
 
 
 def entropies(session: Session, plan: Plan, texts: Sequence[PromptLike], policy: SamplingPolicy) -> pd.DataFrame:

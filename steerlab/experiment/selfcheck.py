@@ -15,8 +15,9 @@ from steerlab.core.hook_points import resolve_layers
 from steerlab.core.numbers import check_number
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Generations, Scores
-from steerlab.steering.operators import add, default_where
+from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.where import default as default_where
 from steerlab.steering.vectors import SteeringVector
 
 DOSE = 0.5

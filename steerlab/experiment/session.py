@@ -22,7 +22,7 @@ from steerlab.experiment.locking import RunLock
 from steerlab.experiment.looks import Looks
 from steerlab.experiment.run_folder import RUN_FILE, RunFolder, read_json, refuse_foreign
 from steerlab.experiment.storage import json_text
-from steerlab.steering.extract import library_versions
+from steerlab.steering.extraction.extract import library_versions
 
 FORMAT = 2
 BACKENDS = ("lens", "vllm")

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from steerlab.core.arguments import explains_arguments
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.numbers import check_integer, check_number
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike, as_prompts

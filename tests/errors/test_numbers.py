@@ -14,7 +14,7 @@ from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.experiment.metrics import value_of
 from steerlab.experiment.selection import list_tries
 from steerlab.experiment.sweep import check_doses
-from steerlab.steering import schedule
+from steerlab.steering.positions import schedule
 
 unchecked = pytest.mark.usefixtures("unchecked_types")
 

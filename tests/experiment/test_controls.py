@@ -42,7 +42,7 @@ def test_draws_differ_and_repeat(tiny_llama_engine: sl.LensEngine, vector: sl.St
 def test_label_flips_equal_extraction_from_flipped_pairs(
     tiny_llama_engine: sl.LensEngine, vector: sl.SteeringVector
 ) -> None:
-    from steerlab.core.pairs import balanced_flips
+    from steerlab.core.contrast_pairs import balanced_flips
 
     flips = balanced_flips(PAIRS.groups, np.random.default_rng(5))
     direct = sl.extract(tiny_llama_engine, PAIRS.flipped(flips), layers=[1])[1]

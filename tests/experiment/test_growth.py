@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.core.pairs import balanced_flips
+from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.results import Activations
 from steerlab.core.splitting import split_groups
 from steerlab.experiment import comparisons

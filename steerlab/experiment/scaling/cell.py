@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError, ModelNotFoundError
 from steerlab.core.hashing import content_hash
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.experiment.cells import Cell, StoredCell
@@ -22,8 +22,8 @@ from steerlab.experiment.session import plain_option
 from steerlab.experiment.sweep import ROW_COLUMNS, check_doses
 from steerlab.models import resolve, weights_hash
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.where import Where
 from steerlab.steering.vectors import SteeringVector
-from steerlab.steering.where import Where
 
 if TYPE_CHECKING:
     from steerlab.experiment.experiment import Experiment

@@ -32,8 +32,8 @@ from steerlab.core.errors import InputError, VectorValueError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import as_integer, as_number, plain, shown
 from steerlab.core.targets import Targets
-from steerlab.steering.where import WhereLike, as_where
-from steerlab.steering.where import default as default_where
+from steerlab.steering.positions.where import WhereLike, as_where
+from steerlab.steering.positions.where import default as default_where
 
 
 @runtime_checkable

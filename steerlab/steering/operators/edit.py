@@ -10,13 +10,14 @@ from torch import Tensor
 
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
-from steerlab.steering.condition import Condition
-from steerlab.steering.operator import Direction, Operator
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.registry import check_operator
-from steerlab.steering.schedule import Schedule
-from steerlab.steering.sets import Where
-from steerlab.steering.strengths import finite
+from steerlab.steering.checks import finite
+from steerlab.steering.operators.base import Direction, Operator
+from steerlab.steering.operators.registry import check_operator
+from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.schedule import Schedule
+from steerlab.steering.positions.sets import Where
+from steerlab.steering.positions.where import WhereLike, as_where, default
 from steerlab.steering.vectors import SteeringVector
 
 Norm: TypeAlias = Literal["keep"]
@@ -205,6 +206,27 @@ class Edit:
         options += [f"schedule={self.schedule}"] * (self.schedule is not None)
         options += [f"when {self.when}"] * (self.when is not None)
         return "; ".join([f"{self.operator}{times} at {self.hook_point.name}, {self.where}", *options])
+
+
+def edit_along(
+    operator: Operator,
+    vector: SteeringVector,
+    where: WhereLike,
+    norm: Norm | None,
+    schedule: Schedule | None,
+    when: Condition | None,
+) -> Edit:
+    """The edit that applies an operator along a vector, at the default positions if none are given.
+
+    Raises:
+        PlanError: for something else than a vector, positions or options of an edit.
+    """
+    if not isinstance(vector, SteeringVector):
+        raise PlanError(
+            f"An edit takes a SteeringVector, got {type(vector).__name__}; "
+            "wrap a tensor with SteeringVector.from_tensor(tensor, layer=…), or choose a layer of a VectorSet."
+        )
+    return Edit(operator, vector, as_where(where, default()), norm=norm, schedule=schedule, when=when)
 
 
 def _norm_kept(h: Tensor, change: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import steerlab as sl
 from steerlab.core.errors import DataError, InputError, VectorValueError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.shipped import shipped_vectors
-from steerlab.steering import learned
-from steerlab.steering.learned import LearningSettings, Preferences, learn, preference_loss, project
+from steerlab.steering.extraction import bipo
+from steerlab.steering.extraction.bipo import LearningSettings, Preferences, learn, preference_loss, project
 
 
 @pytest.fixture
@@ -76,9 +76,7 @@ def test_projection_shortens_and_keeps_the_direction(values, bound):
 
 def test_the_loss_falls_and_the_bound_holds(tiny_llama_engine, targets, monkeypatch):
     norms = []
-    monkeypatch.setattr(
-        learned, "project", lambda v, bound: (project(v, bound), norms.append(float(v.detach().norm())))
-    )
+    monkeypatch.setattr(bipo, "project", lambda v, bound: (project(v, bound), norms.append(float(v.detach().norm()))))
     found = learn(tiny_llama_engine, targets, HookPoint(1), settings(batch_size=4))
     assert found.losses[0] == pytest.approx(math.log(2), abs=1e-4)
     assert found.losses[-1] < 0.8 * found.losses[0]
@@ -120,12 +118,12 @@ def test_seeds_decide_the_batches(tiny_llama_engine, targets):
 
 
 def test_every_prompt_comes_once_before_any_comes_again():
-    batches = learned._batches(5, 2, np.random.default_rng(0))
+    batches = bipo._batches(5, 2, np.random.default_rng(0))
     drawn = [next(batches) for _ in range(10)]
     assert all(len(set(batch)) == 2 for batch in drawn)
     counts = np.bincount(np.concatenate(drawn), minlength=5)
     assert counts.tolist() == [4] * 5
-    assert sorted(next(learned._batches(3, 8, np.random.default_rng(0)))) == [0, 1, 2]
+    assert sorted(next(bipo._batches(3, 8, np.random.default_rng(0)))) == [0, 1, 2]
 
 
 def test_the_model_is_left_alone(tiny_llama_engine, targets):

@@ -15,13 +15,13 @@ from torch import Tensor
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Number, plain
-from steerlab.steering import where as positions
+from steerlab.steering.checks import finite
 from steerlab.steering.packing import pack, unpack
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.sets import Where
-from steerlab.steering.strengths import finite
+from steerlab.steering.positions import where as positions
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Where
+from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.vectors import SteeringVector, VectorCard
-from steerlab.steering.where import WhereLike, as_where
 
 Reading: TypeAlias = Literal["projection", "cosine"]
 

@@ -10,10 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
+from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import PlanError, VectorShapeError
-from steerlab.steering.operator import Direction, Operator, Unit
-from steerlab.steering.packing import pack
-from steerlab.steering.strengths import finite
+from steerlab.core.hook_points import HookPoint
+from steerlab.core.numbers import Number
+from steerlab.steering.checks import finite
+from steerlab.steering.operators.base import Direction, Operator, Unit
+from steerlab.steering.operators.edit import Edit, Norm, edit_along
+from steerlab.steering.packing import pack, unpack
+from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.schedule import Schedule
+from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector
 
 _PARALLEL = 1e-6
@@ -75,8 +82,46 @@ class Rotate(Operator):
     def to_json(self) -> dict[str, Any]:
         return {"kind": "rotate", "angle": self.angle, "toward": pack(self.toward.values)}
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], hook_point: HookPoint) -> "Rotate":
+        """The operator that `to_json` described; its second vector is placed at the hook point."""
+        if data["toward"] is None:
+            raise ValueError("a rotation has two vectors")
+        return cls(data["angle"], SteeringVector(unpack(data["toward"]), hook_point))
+
     def __str__(self) -> str:
         return f"rotate({self.angle:g} rad)"
+
+
+@explains_arguments
+def rotate(
+    vector: SteeringVector,
+    toward: SteeringVector,
+    *,
+    angle: Number,
+    where: WhereLike = None,
+    norm: Norm | None = None,
+    schedule: Schedule | None = None,
+    when: Condition | None = None,
+) -> Edit:
+    """Rotates the stream in the plane of two vectors, from the first towards the second, at the first's hook point.
+
+    Args:
+        vector: first direction of the plane; its length does not matter.
+        toward: second direction; only its part orthogonal to the first matters.
+        angle: in radians.
+        where: positions; by default the last prompt token and everything generated.
+        norm: the rotation keeps the norm by itself; `keep` matters for plans scaled by something other than 1.
+        schedule: a factor over generated positions, on Δ rather than on the angle.
+        when: a condition per row.
+
+    Raises:
+        PlanError: for parallel vectors or an angle that is not finite.
+        VectorShapeError: for vectors of different width.
+    """
+    if not isinstance(toward, SteeringVector):
+        raise PlanError(f"toward takes a SteeringVector, got {type(toward).__name__}.")
+    return edit_along(Rotate(finite(angle, "angle (in radians)"), toward), vector, where, norm, schedule, when)
 
 
 def second_axis(unit: Float[Tensor, " d_model"], toward: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:

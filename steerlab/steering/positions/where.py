@@ -2,7 +2,7 @@
 
 Positions count a row's own tokens from 0; padding has none and never matches. A row's prompt length divides them:
 positions below it are the prompt, positions from it on are generated (in scoring, the target's tokens). `ids` looks at
-the tokens themselves; `span` and `mask` look at the prompt a row came from, see `steerlab.steering.content`.
+the tokens themselves; `span` and `mask` look at the prompt a row came from, see `prompt_lookup`.
 
 Examples:
     >>> str(last_prompt() | generated())
@@ -15,8 +15,8 @@ import torch
 
 from steerlab.core.errors import PlanError
 from steerlab.core.numbers import Integer, as_list, plain
-from steerlab.steering.positions import RowPositions as RowPositions
-from steerlab.steering.sets import (
+from steerlab.steering.positions.rows import RowPositions as RowPositions
+from steerlab.steering.positions.sets import (
     All,
     Both,
     Either,
@@ -29,7 +29,7 @@ from steerlab.steering.sets import (
     Prompt,
     Span,
 )
-from steerlab.steering.sets import Where as Where
+from steerlab.steering.positions.sets import Where as Where
 
 
 def all() -> Where:

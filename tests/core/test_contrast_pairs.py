@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steerlab.core.contrast_pairs import ContrastPairs, balanced_flips
 from steerlab.core.errors import DataError
-from steerlab.core.pairs import ContrastPairs, balanced_flips
 from steerlab.core.targets import Targets
 
 

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from steerlab.core.errors import PlanError
 from steerlab.core.numbers import Integer, Number, check_integer, plain
-from steerlab.steering.strengths import finite
+from steerlab.steering.checks import finite
 
 
 class Schedule:

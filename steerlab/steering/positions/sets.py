@@ -1,4 +1,4 @@
-"""The sets of positions that `steerlab.steering.where` builds."""
+"""The sets of positions that `steerlab.steering.positions.where` builds."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typing_extensions import override
 from steerlab.core.characters import check_whole
 from steerlab.core.errors import PlanError
 from steerlab.core.numbers import as_integer, as_list, check_integer, shown
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 
 
 class Where:
@@ -190,7 +190,7 @@ class Ids(Where):
 
 
 class Marked(Where):
-    """A set that is looked up in each row's prompt before the run; see `steerlab.steering.content`."""
+    """A set that is looked up in each row's prompt before the run; see `steerlab.steering.positions.prompt_lookup`."""
 
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:

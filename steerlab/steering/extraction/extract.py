@@ -12,19 +12,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steerlab.core.arguments import explains_arguments
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layers
 from steerlab.core.numbers import Integer, check_integer
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.seeds import check_single_seed
 from steerlab.core.targets import Targets
-from steerlab.steering.axes import Chunk, labels_of
-from steerlab.steering.estimators import KEEPS_LENGTH, Estimate, check_method, random_twos
-from steerlab.steering.learned import LearningSettings, learn
-from steerlab.steering.reading import PAIRS_PER_CHUNK, Origin, PairActivations, Reading, check_engine, read_pairs
+from steerlab.steering.extraction.axes import Chunk, labels_of
+from steerlab.steering.extraction.bipo import LearningSettings, learn
+from steerlab.steering.extraction.estimators import KEEPS_LENGTH, Estimate, check_method, random_twos
+from steerlab.steering.extraction.pair_activations import (
+    PAIRS_PER_CHUNK,
+    Origin,
+    PairActivations,
+    Reading,
+    check_engine,
+    read_pairs,
+)
+from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
-from steerlab.steering.where import WhereLike
 
 __all__ = ["PairActivations", "extract", "library_versions", "read_pairs"]
 
@@ -61,7 +68,7 @@ def extract(
       differences between random twos of all prompts, the pairing drawn from `seed`;
     - `lda`: Σ⁻¹ mean(d) with a shrunk covariance; `logistic`: weights of a logistic regression, fitted on standardised
       coordinates and turned back. These five are directions and get length 1, so give their strength as a dose;
-    - `bipo`: a vector optimised by gradient on `Targets`, at one layer; see `steerlab.steering.learned`.
+    - `bipo`: a vector optimised by gradient on `Targets`, at one layer; see `steerlab.steering.extraction.bipo`.
 
     Args:
         engine: the engine to read activations with.

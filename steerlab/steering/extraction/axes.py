@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steerlab.steering.moments import NOISE, Scatter
+from steerlab.steering.extraction.moments import NOISE, Scatter
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,15 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from steerlab.core.errors import PlanError, UnknownOperatorError
+from steerlab.core.errors import PlanError, SteerlabError, UnknownOperatorError
 from steerlab.core.hook_points import HookPoint
-from steerlab.steering.operator import Operator
-from steerlab.steering.projection import Ablate, Clamp, Set
-from steerlab.steering.rotation import Rotate
-from steerlab.steering.translation import Add
+from steerlab.steering.operators.base import Operator
 
 OperatorReader: TypeAlias = Callable[[dict[str, Any], HookPoint], Operator]
 
-SHIPPED_OPERATORS: Final[dict[str, type[Operator]]] = {
-    "add": Add,
-    "ablate": Ablate,
-    "clamp": Clamp,
-    "set": Set,
-    "rotate": Rotate,
-}
-SHIPPED: Final = tuple(SHIPPED_OPERATORS)
+
+SHIPPED_OPERATORS: Final[dict[str, type[Any]]] = {}
+"""The operators of this package by kind; `steerlab.steering.operators` fills it."""
 _READERS: dict[str, OperatorReader] = {}
 
 
@@ -57,7 +49,7 @@ def check_operator(operator: object) -> None:
             f"to_json of the operator {name} gives a dict with a non-empty text 'kind', such as "
             f"{{'kind': {name.lower()!r}}}; got {found!r:.60}."
         )
-    if kind in SHIPPED:
+    if kind in SHIPPED_OPERATORS:
         raise PlanError(
             f"to_json of the operator {name} gives the kind {kind!r}, which is an operator of this package; give "
             "another kind."
@@ -83,7 +75,7 @@ def register_operator(kind: str, read: OperatorReader) -> None:
         PlanError: for the kind of a shipped operator, or something that is no function.
 
     Examples:
-        >>> from steerlab.steering.projection import Ablate
+        >>> from steerlab.steering.operators import Ablate
         >>> class Forget(Ablate):
         ...     def to_json(self):
         ...         return {"kind": "forget"}
@@ -93,11 +85,28 @@ def register_operator(kind: str, read: OperatorReader) -> None:
     """
     if not isinstance(kind, str) or not kind:
         raise PlanError(f"kind is the text that the operator's to_json gives as 'kind', got {kind!r}.")
-    if kind in SHIPPED:
+    if kind in SHIPPED_OPERATORS:
         raise PlanError(f"{kind!r} is an operator of this package; give your own another kind.")
     if not callable(read):
         raise PlanError(f"register_operator takes a function from a description to an operator, got {read!r:.60}.")
     _READERS[kind] = read
+
+
+def operator_from_json(data: dict[str, Any], hook_point: HookPoint = HookPoint(0, "resid_post")) -> Operator:  # noqa: B008
+    """The operator that `to_json` described; its other vectors are placed at the hook point.
+
+    Raises:
+        PlanError: if the description is neither one of ours nor of an operator that was registered.
+    """
+    try:
+        kind = data["kind"]
+        if kind in SHIPPED_OPERATORS:
+            return SHIPPED_OPERATORS[kind].from_json(data, hook_point)
+        return read_registered(data, hook_point)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, SteerlabError):
+            raise
+        raise PlanError(f"Not a description of an operator: {data!r:.120}.") from error
 
 
 def read_registered(data: dict[str, Any], hook_point: HookPoint) -> Operator:
@@ -109,7 +118,7 @@ def read_registered(data: dict[str, Any], hook_point: HookPoint) -> Operator:
     """
     kind = data["kind"]
     if kind not in _READERS:
-        known = ", ".join([*SHIPPED, *sorted(_READERS)])
+        known = ", ".join([*SHIPPED_OPERATORS, *sorted(_READERS)])
         raise UnknownOperatorError(
             f"Unknown operator {kind!r}; known are {known}. If it is your own, register it before its plans are read: "
             f"sl.register_operator({kind!r}, lambda data, hook_point: …)."

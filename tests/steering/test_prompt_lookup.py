@@ -4,10 +4,10 @@ import torch
 import steerlab as sl
 from steerlab.core.errors import PlanError
 from steerlab.core.text import encode_prompt, token_offsets
-from steerlab.steering import where
-from steerlab.steering.content import PromptContent, looks_at_prompts, marks_for
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.where import from_json
+from steerlab.steering.positions import where
+from steerlab.steering.positions.prompt_lookup import PromptContent, looks_at_prompts, marks_for
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.where import from_json
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import torch
 
 from steerlab.core.errors import PlanError
 from steerlab.core.text import common_prefix_length, token_offsets
-from steerlab.steering.positions import Marks
-from steerlab.steering.sets import Marked, Mask, Span, Where
+from steerlab.steering.positions.rows import Marks
+from steerlab.steering.positions.sets import Marked, Mask, Span, Where
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import check_site, resolve_layers
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.results import check_pool
 from steerlab.core.text import PromptLike
-from steerlab.steering.sets import Mask, Where
-from steerlab.steering.where import WhereLike, as_where, last_prompt
+from steerlab.steering.positions.sets import Mask, Where
+from steerlab.steering.positions.where import WhereLike, as_where, last_prompt
 
 PAIRS_PER_CHUNK = 64
 
