@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from steerlab.core.endings import before_stop, find_stop, stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
@@ -25,6 +24,7 @@ from steerlab.core.results import Activations, Completion, Generations, Measured
 from steerlab.core.seeds import SeedLike, check_seed, draw_keys, row_key
 from steerlab.core.shipped import reference_text
 from steerlab.core.spelling import Continuation
+from steerlab.core.stopping import before_stop, find_stop, stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
 from steerlab.engines.lens.encoding import Encoder
 from steerlab.engines.lens.teacher_forcing import as_values
@@ -32,13 +32,13 @@ from steerlab.measures.draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs
 from steerlab.measures.quantities import TokenLogProb, check_named
-from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans
-from steerlab.steering.content import PromptContent, marks_for
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans
 from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.where import WhereLike, as_where
+from steerlab.steering.positions.where import all as all_positions
+from steerlab.steering.positions.where import index as index_positions
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import WhereLike, as_where
-from steerlab.steering.where import all as all_positions
-from steerlab.steering.where import index as index_positions
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 REFERENCE_WINDOW = 256
