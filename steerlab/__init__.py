@@ -43,8 +43,8 @@ if TYPE_CHECKING:
         current_step,
         generate_steered_response,
         hooked_generate,
-        load,
     )
+    from steerlab.engines.loading import load
     from steerlab.engines.vllm import VLLMEngine
     from steerlab.experiment import Controls, Effect, Experiment
     from steerlab.experiment.diagnostics_plot import plot_diagnostics
@@ -145,7 +145,7 @@ _NAMES = {
     "hooked_generate": "steerlab.engines.lens",
     "import_loreft": "steerlab.steering.formats.loreft",
     "import_sae": "steerlab.steering.formats.sae",
-    "load": "steerlab.engines.lens",
+    "load": "steerlab.engines.loading",
     "perplexity": "steerlab.scoring.sliding",
     "plot_diagnostics": "steerlab.experiment.diagnostics_plot",
     "read_distributions": "steerlab.scoring.distributions",
