@@ -52,8 +52,8 @@ def test_names_stay_what_they_are_after_their_modules_are_imported():
         importlib.import_module(module)
     assert callable(steerlab.perplexity)
     assert callable(steerlab.extract)
-    assert steerlab.where.__name__ == "steerlab.steering.where"
-    assert steerlab.schedule.__name__ == "steerlab.steering.schedule"
+    assert steerlab.where.__name__ == "steerlab.steering.positions.where"
+    assert steerlab.schedule.__name__ == "steerlab.steering.positions.schedule"
 
 
 def test_importing_all_names_leaves_pythons_own_set_alone():

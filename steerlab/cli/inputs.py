@@ -142,7 +142,7 @@ def read_vectors(spec: ExperimentSpec, blame: Blame) -> list[NamedVector]:
 
 def _vector(name: str, key: str, spec: VectorSpec, pairs: PairsSpec | None, blame: Blame) -> NamedVector:
     from steerlab.core.hook_points import check_site
-    from steerlab.steering.estimators import estimator
+    from steerlab.steering.extraction.estimators import estimator
 
     own, place = (pairs, "pairs") if spec.pairs is None else (spec.pairs, f"{key}.pairs")
     with blame(place):

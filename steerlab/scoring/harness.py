@@ -29,9 +29,9 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
 from steerlab.core.text import continued_chat
 from steerlab.measures.quantities import PolicyLogQ, TokenLogProb
-from steerlab.steering import where as positions
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import where as positions
 from steerlab.steering.vectors import VectorSet
 
 try:

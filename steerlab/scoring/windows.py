@@ -21,8 +21,8 @@ import torch
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PlanError
 from steerlab.core.numbers import as_integer, shown
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.sets import Generated, Ids, Index, Marked
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Generated, Ids, Index, Marked
 
 
 @dataclass(frozen=True)

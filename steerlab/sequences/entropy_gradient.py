@@ -25,7 +25,7 @@ from steerlab.sequences.importance import importance_weights
 from steerlab.sequences.precision import evaluating
 from steerlab.sequences.scoring import ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults
-from steerlab.steering.assign import PlanArgument
+from steerlab.steering.plan_assignment import PlanArgument
 
 if TYPE_CHECKING:
     from steerlab.sequences.processor import SequenceProcessor

@@ -21,9 +21,9 @@ from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
 from steerlab.sequences.head import HeadResult, HeadSpec, measure_head
 from steerlab.sequences.plan_hooks import PlanDesk, carried_out
 from steerlab.sequences.precision import autocasting
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 

@@ -18,8 +18,8 @@ from steerlab.engines.lens.backends import install_input_hook, install_output_ho
 from steerlab.sequences.anatomy import Anatomy
 from steerlab.sequences.precision import evaluating
 from steerlab.sequences.provenance import hash_of_weights
-from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans
 from steerlab.steering.plan import Plan
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans
 from steerlab.steering.run import PlanRun
 
 SITES = ("resid_pre", "resid_post")

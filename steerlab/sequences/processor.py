@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from steerlab.core.arguments import explains_arguments
-from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.receipts import Receipt, warn_if_idle
+from steerlab.core.stopping import stop_strings
 from steerlab.engines.lens.hooking import alone
 from steerlab.sequences.anatomy import Anatomy, find_parts
 from steerlab.sequences.assembly import Assembly
@@ -29,7 +29,7 @@ from steerlab.sequences.sampling import Drawing, Sampler, single_seed
 from steerlab.sequences.scoring import Scorer, ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults, as_array
 from steerlab.sequences.weights_match import check_same_weights
-from steerlab.steering.assign import PlanArgument
+from steerlab.steering.plan_assignment import PlanArgument
 
 DEFAULT_STOP = ("</answer>",)
 DEFAULT_DATASET = "arithmetic_r1"

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from steerlab.core.endings import find_stop
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.not_finite import not_finite
@@ -18,6 +17,7 @@ from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.spelling import Continuation
+from steerlab.core.stopping import find_stop
 from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
 from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
 from steerlab.engines.lens.generating import GenerationJob, generation_jobs, ran_tokens
@@ -28,8 +28,8 @@ from steerlab.sequences.config import GenerationConfig
 from steerlab.sequences.plan_hooks import PlanDesk, carried_out
 from steerlab.sequences.precision import evaluating
 from steerlab.sequences.types import BatchedSequences
-from steerlab.steering.assign import AssignedPlan, PlanArgument, group_by_plan
-from steerlab.steering.content import PromptContent
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, group_by_plan
+from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.run import PlanRun
 
 Row = RowOutput | Completion

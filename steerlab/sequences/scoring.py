@@ -23,7 +23,7 @@ from steerlab.sequences.overrides import Overrides
 from steerlab.sequences.plan_hooks import PlanDesk
 from steerlab.sequences.precision import active_dropout, evaluating, precise
 from steerlab.sequences.types import BatchedSequences
-from steerlab.steering.assign import AssignedPlan, PlanArgument, group_by_plan
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, group_by_plan
 
 
 @dataclass(frozen=True)

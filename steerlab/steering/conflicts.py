@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from steerlab.core.errors import PlanError
-from steerlab.steering.edit import Edit
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.projection import Ablate, Clamp, Set
-from steerlab.steering.sets import Ids, Marked, Where
+from steerlab.steering.operators import Ablate, Clamp, Set
+from steerlab.steering.operators.edit import Edit
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Ids, Marked, Where
 
 _SAME_AXIS = 1 - 1e-6
 _LONGEST = 48

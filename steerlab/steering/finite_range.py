@@ -21,8 +21,8 @@ import torch
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError
-from steerlab.steering.edit import Edit
-from steerlab.steering.registry import is_shipped
+from steerlab.steering.operators.edit import Edit
+from steerlab.steering.operators.registry import is_shipped
 
 MAX_LENGTH: Final = 1e18
 _SHARE_OF_RANGE: Final = 0.25

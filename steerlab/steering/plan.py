@@ -10,14 +10,14 @@ from steerlab.core.errors import PlanError, VectorShapeError
 from steerlab.core.hashing import content_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Number, as_number, shown
-from steerlab.steering import schedule as schedules
-from steerlab.steering import where as positions
-from steerlab.steering.condition import Condition
 from steerlab.steering.conflicts import check_conflicts
-from steerlab.steering.edit import Edit
 from steerlab.steering.finite_range import check_finite_range
 from steerlab.steering.operators import operator_from_json
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.packing import pack, unpack
+from steerlab.steering.positions import schedule as schedules
+from steerlab.steering.positions import where as positions
+from steerlab.steering.positions.condition import Condition
 from steerlab.steering.vectors import SteeringVector, VectorCard
 
 HookPairs = list[tuple[str, Callable[..., Any]]]

@@ -17,13 +17,13 @@ from torch import Tensor
 from steerlab.core.errors import PlanError, ReceiptError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.receipts import EditReceipt, Receipt, mean_change
-from steerlab.steering.condition import Gate
-from steerlab.steering.content import PromptContent, marks_for
-from steerlab.steering.edit import Edit
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.schedule import Schedule
-from steerlab.steering.sets import Where
+from steerlab.steering.positions.condition import Gate
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.schedule import Schedule
+from steerlab.steering.positions.sets import Where
 
 
 class Tally(NamedTuple):

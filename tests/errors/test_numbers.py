@@ -14,7 +14,7 @@ from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.experiment.measurements.checks import check_doses
 from steerlab.experiment.measurements.metrics import value_of
 from steerlab.experiment.measurements.selection import list_tries
-from steerlab.steering import schedule
+from steerlab.steering.positions import schedule
 
 unchecked = pytest.mark.usefixtures("unchecked_types")
 

@@ -12,7 +12,7 @@ from scipy.stats import mannwhitneyu
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError, VectorShapeError
-from steerlab.steering.diagnostics import projection_auc, split_half_cosines
+from steerlab.steering.extraction.diagnostics import projection_auc, split_half_cosines
 
 TRAIN = sl.ContrastPairs.from_lists(
     ["What a wonderful day", "The soup was happy and warm", "She really liked it", "A happy street, a warm day"],

@@ -10,8 +10,8 @@ from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from steerlab.core.errors import InputError, VectorValueError
-from steerlab.steering.axes import Chunk, shrunk
-from steerlab.steering.estimators import (
+from steerlab.steering.extraction.axes import Chunk, shrunk
+from steerlab.steering.extraction.estimators import (
     ESTIMATORS,
     KEEPS_LENGTH,
     METHODS,

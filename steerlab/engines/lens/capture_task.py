@@ -19,11 +19,11 @@ from steerlab.engines.lens.decoding import StopRules
 from steerlab.engines.lens.generating import GenerationJob, GenerationTask, ran_tokens
 from steerlab.engines.lens.growth import fresh_rows
 from steerlab.engines.lens.rows import left_padded
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent, marks_for
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Where
 from steerlab.steering.run import PlanRun
-from steerlab.steering.sets import Where
 
 
 @dataclass

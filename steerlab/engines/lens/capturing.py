@@ -10,11 +10,11 @@ from torch import Tensor
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.lens.step import Step, current_step
-from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import Marks, RowPositions
+from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions.rows import Marks, RowPositions
+from steerlab.steering.positions.sets import Where
 from steerlab.steering.run import PlanRun
-from steerlab.steering.sets import Where
 
 HookPair = tuple[str, Callable[..., Any]]
 

@@ -33,7 +33,7 @@ from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.shadow import Shadow
 from steerlab.engines.lens.step import Step, running
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 CAPACITY_STEP = 64

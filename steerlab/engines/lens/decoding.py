@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steerlab.core.endings import find_stop
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
+from steerlab.core.stopping import find_stop
 from steerlab.engines.lens.rows import left_padded
 from steerlab.measures.draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite

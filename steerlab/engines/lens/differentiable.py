@@ -17,11 +17,11 @@ from steerlab.engines.lens.rows import left_padded
 from steerlab.engines.lens.step import current_step
 from steerlab.engines.lens.whole_rows import WholeRows
 from steerlab.measures.log_probs import chosen_log_probs
-from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import Marks
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.rows import Marks
+from steerlab.steering.positions.sets import Where
 from steerlab.steering.run import PlanRun
-from steerlab.steering.sets import Where
 
 
 class DifferentiableScores:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steerlab.core.encoded_pairs import encode_pairs
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import ContextLengthError
 from steerlab.core.numbers import check_flag
-from steerlab.core.pairing import encode_pairs
 from steerlab.core.text import (
     Boundary,
     EncodedPair,
@@ -19,7 +19,7 @@ from steerlab.core.text import (
     is_single_prompt,
     listed,
 )
-from steerlab.steering.content import PromptContent
+from steerlab.steering.positions.prompt_lookup import PromptContent
 
 
 @dataclass(frozen=True)

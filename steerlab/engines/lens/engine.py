@@ -11,7 +11,6 @@ from tqdm.auto import tqdm
 
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.batching import batches_by_tokens
-from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
 from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
@@ -22,6 +21,7 @@ from steerlab.core.receipts import Receipt, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.shipped import reference_text
+from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
 from steerlab.engines.lens.backends import exact_backend
 from steerlab.engines.lens.capture_task import CaptureTask
@@ -35,13 +35,13 @@ from steerlab.engines.lens.rows import left_padded
 from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.quantities import check_named
-from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, group_by_plan
-from steerlab.steering.content import PromptContent
 from steerlab.steering.plan import Plan
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans, group_by_plan
+from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions.where import Where, WhereLike, as_where
+from steerlab.steering.positions.where import all as all_positions
+from steerlab.steering.positions.where import index as index_positions
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import Where, WhereLike, as_where
-from steerlab.steering.where import all as all_positions
-from steerlab.steering.where import index as index_positions
 
 GREEDY = SamplingPolicy.greedy()
 REFERENCE_WINDOW = 256

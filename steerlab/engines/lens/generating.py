@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerlab.core.endings import before_stop, find_stop
 from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.numbers import check_integer
@@ -19,14 +18,15 @@ from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, draw_keys, row_key
 from steerlab.core.spelling import INCOMPLETE, Continuation
+from steerlab.core.stopping import before_stop, find_stop
 from steerlab.engines.lens.backends import HookPair, choose_backend
 from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.compiled import CompiledRows, why_not_compiled
 from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
 from steerlab.engines.lens.growth import fresh_rows
 from steerlab.engines.lens.info import eos_token_ids
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.run import PlanRun
 
 Attach = Callable[[], AbstractContextManager[None]]

@@ -25,7 +25,7 @@ from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.info import context_length, eos_token_ids
 from steerlab.engines.lens.legacy import legacy_rows
 from steerlab.steering.plan import Plan
-from steerlab.steering.rows import row_of, shape_of
+from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.run import PlanRun
 
 HookFunction = Callable[..., Any]

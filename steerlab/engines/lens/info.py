@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from steerlab.core.endings import eos_ids_of
 from steerlab.core.engine import ModelInfo
 from steerlab.core.hashing import HASH_LENGTH
 from steerlab.core.quantisation import quantisation
+from steerlab.core.stopping import eos_ids_of
 from steerlab.models import weights_hash
 
 

@@ -14,7 +14,7 @@ from steerlab.engines.lens.arguments import optional_arguments
 from steerlab.engines.lens.backends import HookPair, keeping_form
 from steerlab.engines.lens.hooking import all_heard, alone, find_hook_point
 from steerlab.engines.lens.step import Step, running
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 
 # Where the key-value cache of HookedTransformer is: in 3.x, and in 2.x.
 CACHES = [

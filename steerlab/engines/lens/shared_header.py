@@ -14,10 +14,10 @@ from torch import Tensor
 
 from steerlab.core.text import common_prefix_length
 from steerlab.engines.lens.backends import CHECKED_FAMILIES
-from steerlab.steering.content import looks_at_prompts
-from steerlab.steering.edit import Edit
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.prompt_lookup import looks_at_prompts
+from steerlab.steering.positions.rows import RowPositions
 
 LEAST_HEADER = 64  # tokens; below, one more pass costs more than it saves
 

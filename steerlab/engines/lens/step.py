@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from steerlab.core.errors import InputError
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 
 
 @dataclass(frozen=True)

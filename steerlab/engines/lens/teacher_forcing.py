@@ -19,8 +19,8 @@ from steerlab.engines.lens.growth import AnyRows, fresh_rows
 from steerlab.engines.lens.rows import left_padded, right_padded
 from steerlab.engines.lens.shared_header import shared_header
 from steerlab.measures.log_probs import rows_not_finite
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent, looks_at_prompts
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent, looks_at_prompts
 from steerlab.steering.run import PlanRun
 
 Measures = Mapping[str, Callable[[Tensor, Tensor], Tensor]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from steerlab.engines.lens.arguments import optional_arguments
 from steerlab.engines.lens.step import Step, running
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 

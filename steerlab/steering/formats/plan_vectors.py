@@ -5,9 +5,9 @@ from torch import Tensor
 
 from steerlab.core.errors import VectorFileError
 from steerlab.core.hook_points import HookPoint
-from steerlab.steering import where as positions
-from steerlab.steering.edit import Edit
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import where as positions
 from steerlab.steering.vectors import SteeringVector, VectorSet
 
 

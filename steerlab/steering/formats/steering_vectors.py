@@ -17,7 +17,7 @@ from steerlab.core.errors import VectorFileError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import as_integer, shown
 from steerlab.steering.files import as_vector_set, usable_vector
-from steerlab.steering.rows import row_of, shape_of
+from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 _SITES: Final = {"decoder_block": "resid_post", "self_attn": "attn_out", "mlp": "mlp_out"}
