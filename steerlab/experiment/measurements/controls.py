@@ -12,10 +12,10 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.core.numbers import check_flag, check_integer
 from steerlab.measures.intervals import rank_floor
-from steerlab.steering import where as positions
 from steerlab.steering.extraction.estimators import ESTIMATORS, estimator
 from steerlab.steering.extraction.extract import PairActivations, read_pairs
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import where as positions
 from steerlab.steering.vectors import SteeringVector
 
 RANK_LEVEL = 0.05

@@ -22,8 +22,9 @@ from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.store.results import finding_kind
 from steerlab.experiment.store.run import Run
 from steerlab.experiment.store.session import plain_option
-from steerlab.steering.operators import add, default_where
+from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.where import default as default_where
 from steerlab.steering.vectors import SteeringVector
 
 DOSE = 0.5
