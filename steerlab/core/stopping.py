@@ -1,4 +1,4 @@
-"""How generated texts end: EOS ids, stop strings, and the text that is left."""
+"""Where generated texts end: EOS ids, stop strings, and the text that is left."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -78,7 +78,7 @@ class DistributionWriter:
         write_atomic(self._path(first_scored), save(shard))
 
     def require(self, first_scored: Iterable[int]) -> None:
-        """Nothing, if the distributions of these windows are there.
+        """Checks that the distributions of these windows are there.
 
         Raises:
             RunError: otherwise.
@@ -99,7 +99,7 @@ class DistributionWriter:
 
 
 def read_distributions(folder: str | Path) -> Iterator[DistributionShard]:
-    """The distributions that `perplexity(distributions=…)` wrote, window after window, each read when its turn comes.
+    """The distributions that `perplexity(distributions=…)` wrote, window after window, each read when it is reached.
 
     Raises:
         DataError: if there are none, or the run that wrote them has not come to its end.
@@ -124,7 +124,7 @@ def distributions_bytes(n_tokens: int, d_vocab: int, dtype: DistributionDtype | 
 
 
 def announce(folder: str | Path, n_tokens: int, d_vocab: int, dtype: str) -> None:
-    """Says, before any work, how much will be written.
+    """Announces, before any work, how much will be written.
 
     Raises:
         InputError: if the disk has no room for it.

@@ -1,4 +1,4 @@
-"""A journal of finished windows: what a killed run has scored is there when it starts again.
+"""A journal of finished windows, from which an interrupted run resumes.
 
 The first line says, as JSON, what is being measured. Each record after it holds the scores of a batch of windows and a
 checksum; one that a killed process left incomplete is recognised by it and dropped.
@@ -58,7 +58,7 @@ class TextDigest:
         self._seen = window.stop
 
     def digest(self) -> bytes:
-        """Of the tokens so far."""
+        """The hash of the tokens so far."""
         return self._hash.digest()
 
 
@@ -152,7 +152,7 @@ def _next_record(file: BinaryIO) -> Record | None:
 
 
 def check_fingerprint(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Nothing, if what lies at a path was measured as is wanted now.
+    """Checks that the measurement at a path is the requested one.
 
     Raises:
         RunError: otherwise; says what differs.

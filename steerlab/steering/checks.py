@@ -7,7 +7,7 @@ from steerlab.core.numbers import Number, check_number
 
 
 def check_unit(unit: str) -> None:
-    """Nothing, if the unit is `dose` or `coef`.
+    """Checks that the unit is `dose` or `coef`.
 
     Raises:
         PlanError: otherwise.

@@ -145,7 +145,7 @@ def _spelled(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _shown(token: str) -> str:
-    """A token on one line, blanks visible."""
+    """A token on one line, its whitespace visible."""
     text = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 

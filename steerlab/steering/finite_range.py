@@ -1,4 +1,4 @@
-"""Whether a plan leaves the stream finite: what its edits add, against what the model's numbers can hold.
+"""Checks that a plan leaves the stream finite in the model's dtype.
 
 What an edit adds by itself is known before anything runs: the vector of `add`, the projection that `set` and `clamp`
 force. With s the largest factor it is multiplied by (the plan's scale times the schedule, never taken below 1, so that
@@ -42,7 +42,7 @@ class _Reach(NamedTuple):
 
 
 def check_finite_range(edits: Iterable[Edit], info: ModelInfo) -> None:
-    """Nothing, if edits whose doses are resolved leave the stream finite in the model's dtype.
+    """Checks that edits leave the stream finite in the model's dtype; their doses are resolved.
 
     Raises:
         PlanError: otherwise; names the edit that goes too far.

@@ -49,7 +49,7 @@ def assign_plans(
 
 
 def plan_key(plan: Plan | None) -> Any:
-    """What plans share that run as one and whose receipts read alike."""
+    """The key of plans that run together: equal content and equal vector names."""
     return None if plan is None else (plan.hash, plan.vector_names)
 
 

@@ -28,7 +28,7 @@ def row_of(values: Any, *, squeeze: bool = False) -> Tensor | None:
 
 
 def shape_of(values: Any) -> str:
-    """What was given in the place of a row, for the complaint about it."""
+    """The shape, or else the type, of what was given in place of a row, for an error message."""
     return str(tuple(values.shape)) if hasattr(values, "shape") else type(values).__name__
 
 

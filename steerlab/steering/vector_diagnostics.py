@@ -1,4 +1,4 @@
-"""What is known of vectors, layer by layer, before anything is steered with them."""
+"""The results of `VectorSet.diagnostics`, layer by layer."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerDiagnostics:
-    """One layer's vector.
+    """How good one layer's vector looks on held-out pairs.
 
     Attributes:
         layer: the layer.
@@ -32,7 +32,7 @@ class LayerDiagnostics:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """A set of vectors, layer by layer.
+    """How good a set of vectors looks on held-out pairs, layer by layer.
 
     Attributes:
         site: the vectors' site.

@@ -1,4 +1,4 @@
-"""Steering vectors that know what they are: values, hook point, and a card of where they come from."""
+"""Steering vectors: values, hook point, and a card that records where they come from."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -48,7 +48,7 @@ class VectorCard:
         n_pairs: how many pairs.
         median_norm: median norm of the stream at `extracted_at` on the reference text, position 0 left out.
         versions: library versions it was made with.
-        notes: anything else worth knowing.
+        notes: further remarks.
         chat: whether strings were read as user turns of a chat.
     """
 
@@ -138,7 +138,7 @@ class SteeringVector:
         model: "str | ModelInfo | None" = None,
         name: str | None = None,
     ) -> "SteeringVector":
-        """A vector of your own making.
+        """A vector from given values.
 
         Args:
             tensor: shape [d_model]; a tensor of any dtype on any device, an array or a list of numbers.
@@ -251,7 +251,7 @@ class VectorSet(Mapping[int, SteeringVector]):
 
     Attributes:
         by_layer: the vectors, in order of layer.
-        origin: what a set just extracted remembers of its making, for `diagnostics`; not saved.
+        origin: the engine and positions that a set was just extracted with, for `diagnostics`; not saved.
     """
 
     by_layer: tuple[SteeringVector, ...]
@@ -266,13 +266,13 @@ class VectorSet(Mapping[int, SteeringVector]):
         object.__setattr__(self, "by_layer", ordered)
 
     def __getitem__(self, layer: Integer) -> SteeringVector:
-        asked = as_integer(layer)
-        if asked is None:
+        index = as_integer(layer)
+        if index is None:
             raise HookPointError(f"A vector set is indexed by a layer, an integer; got {shown(layer)}.")
-        if -len(self.by_layer) <= asked < 0:
-            return self.by_layer[asked]
+        if -len(self.by_layer) <= index < 0:
+            return self.by_layer[index]
         for vector in self.by_layer:
-            if vector.layer == asked:
+            if vector.layer == index:
                 return vector
         raise HookPointError(f"There is no vector for layer {layer}; layers here: {[v.layer for v in self.by_layer]}.")
 
@@ -298,11 +298,11 @@ class VectorSet(Mapping[int, SteeringVector]):
     def diagnostics(
         self, dev: ContrastPairs, engine: Engine | None = None, *, chat: bool | None = None, n_splits: int = 5
     ) -> Diagnostics:
-        """How good each layer's vector looks on pairs it was not made from, before anything is steered with it.
+        """How good each layer's vector looks on held-out pairs, before anything is steered with it.
 
         Args:
             dev: held-out contrast pairs.
-            engine: the engine to read with; a set just extracted remembers its own.
+            engine: the engine to read with; by default the one that the set was extracted with.
             chat: take strings as user turns; as in the extraction by default.
             n_splits: random splits of `dev` into halves, for the split-half cosine.
 

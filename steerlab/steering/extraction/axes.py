@@ -1,4 +1,4 @@
-"""Axes in the rows of contrast pairs: what each method keeps of the rows it sees, and the axis it finds in them."""
+"""The axis that each extraction method finds in the activations of contrast pairs, from running sums."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from steerlab.steering.extraction.moments import NOISE, Scatter
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of prompts in twos, for all layers.
+    """Activations of prompts in pairs, for all layers.
 
     Attributes:
-        first: a row of each two, shape [n_layers, pairs, d_model].
-        second: the other one.
-        labels: for each of both, +1 if it is a positive prompt and −1 if a negative one, shape [2, pairs].
+        first: one row of each pair, shape [n_layers, pairs, d_model].
+        second: the other row of each pair.
+        labels: +1 for rows of positive prompts, −1 for rows of negative ones, shape [2, pairs].
     """
 
     first: Float[Tensor, "n_layers pairs d_model"]
     second: Float[Tensor, "n_layers pairs d_model"]
-    labels: Float[Tensor, "two pairs"]
+    labels: Float[Tensor, "2 pairs"]
 
     @classmethod
     def of_pairs(
@@ -39,10 +39,10 @@ class Chunk:
 
 
 class Axis(Protocol):
-    """What a method keeps of the rows it sees, and the axis it finds in them."""
+    """Accumulates activations, and gives the axis that a method finds in them."""
 
     def add(self, chunk: Chunk) -> None:
-        """Takes more rows."""
+        """Adds rows."""
         ...
 
     def axes(self) -> Float[Tensor, "n_layers d_model"]:
@@ -51,7 +51,7 @@ class Axis(Protocol):
 
 
 class Differences:
-    """Sums over all pairs: the mean difference, and how large it is beside the rows."""
+    """Sums over all pairs: the mean difference, and its size relative to the rows."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -59,7 +59,7 @@ class Differences:
         self._squares: Tensor | None = None
 
     def add(self, chunk: Chunk) -> None:
-        """Takes more rows."""
+        """Adds rows."""
         signed = chunk.signed().sum(dim=1)
         squares = torch.stack([_square(chunk.first) + _square(chunk.second), _square(chunk.first - chunk.second)])
         self.n += chunk.first.shape[1]
@@ -72,13 +72,13 @@ class Differences:
         return self._signed / self.n
 
     def alike(self) -> list[int]:
-        """Places of layers where the two rows of every pair are the same, to rounding."""
+        """Indices of layers where the two rows of every pair are the same, to rounding."""
         assert self._squares is not None
         rows, differences = self._squares
         return (differences <= NOISE * 1e-2 * rows).nonzero()[:, 0].tolist()
 
     def cancelled(self) -> list[int]:
-        """Places of layers where the differences cancel, to rounding."""
+        """Indices of layers where the differences cancel, to rounding."""
         assert self._squares is not None
         mean_square = self._squares[0] / self.n
         return (self.axes().square().sum(dim=1) <= NOISE * 1e-2 * mean_square).nonzero()[:, 0].tolist()
@@ -97,7 +97,7 @@ class PrincipalAxis:
         self._scatter = Scatter()
 
     def add(self, chunk: Chunk) -> None:
-        """Takes more rows."""
+        """Adds rows."""
         self._scatter.add(self._differences(chunk))
 
     def axes(self) -> Float[Tensor, "n_layers d_model"]:
@@ -121,7 +121,7 @@ class Lda:
         self._positive, self._negative = Scatter(), Scatter()
 
     def add(self, chunk: Chunk) -> None:
-        """Takes more rows."""
+        """Adds rows."""
         self._positive.add(chunk.first)
         self._negative.add(chunk.second)
 
@@ -152,7 +152,7 @@ class Logistic:
         self._rows: list[tuple[Tensor, Tensor]] = []
 
     def add(self, chunk: Chunk) -> None:
-        """Takes more rows."""
+        """Adds rows."""
         self._rows.append((chunk.first.clone(), chunk.second.clone()))
 
     def axes(self) -> Float[Tensor, "n_layers d_model"]:

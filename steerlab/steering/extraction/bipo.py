@@ -32,6 +32,8 @@ from steerlab.core.errors import InputError, VectorValueError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import as_integer, as_number, plain, shown
 from steerlab.core.targets import Targets
+from steerlab.core.text import PromptLike, TargetLike
+from steerlab.steering.positions.sets import Where
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import default as default_where
 
@@ -42,6 +44,23 @@ class AddedVectorScores(Protocol):
 
     def log_probs(self, rows: Sequence[int], vector: Float[Tensor, " d_model"]) -> Float[Tensor, " rows"]:
         """Summed log p of these targets, in nats."""
+        ...
+
+
+@runtime_checkable
+class DifferentiableEngine(Protocol):
+    """An engine whose log-probabilities carry gradients to a vector that is added to the stream."""
+
+    def added_vector_scores(
+        self,
+        prompts: Sequence[PromptLike],
+        targets: Sequence[Sequence[TargetLike]],
+        point: HookPoint,
+        where: Where,
+        *,
+        chat: bool = False,
+    ) -> AddedVectorScores:
+        """The targets' log-probabilities as a function of the vector added at a hook point."""
         ...
 
 
@@ -56,7 +75,7 @@ class LearningSettings:
         learning_rate: how far a step goes at most, about, as a share of the bound: Adam's rate per coordinate is
             learning_rate·bound/√d_model.
         batch_size: prompts per step; each runs with all its targets, for both signs, in one graph.
-        beta: how sharply a preference is asked for.
+        beta: how sharply a preference is weighed: β in the loss.
         where: positions where the vector is added; the last prompt token and everything after it by default.
 
     Raises:
@@ -181,7 +200,7 @@ def preference_loss(
         minus: with v subtracted.
         reference: without v.
         preferred: which of them are preferred to which, counted within these rows.
-        beta: how sharply a preference is asked for.
+        beta: how sharply a preference is weighed: β in the loss.
 
     Examples:
         Without a vector the loss is log 2:
@@ -250,7 +269,7 @@ def _batch_loss(
     reference: dict[int, float],
     beta: float,
 ) -> Tensor:
-    """The loss of a batch; log-probabilities without the vector are kept in `reference` for when a row comes again."""
+    """The loss of a batch; log-probabilities without the vector are stored in `reference` for later batches."""
     rows = [row for item in items for row in preferences.items[item]]
     fresh = [row for row in rows if row not in reference]
     if fresh:
@@ -262,17 +281,16 @@ def _batch_loss(
 
 
 def _scores(
-    engine: Any, targets: Targets, point: HookPoint, settings: LearningSettings, chat: bool
+    engine: Engine, targets: Targets, point: HookPoint, settings: LearningSettings, chat: bool
 ) -> AddedVectorScores:
-    make = getattr(engine, "added_vector_scores", None)
-    if make is None:
+    if not isinstance(engine, DifferentiableEngine):
         raise InputError(f"bipo needs gradients, which {type(engine).__name__} does not give; use sl.load(…).")
     where = as_where(settings.where, default_where())
-    return make(targets.prompts, [item.targets for item in targets], point, where, chat=chat)
+    return engine.added_vector_scores(targets.prompts, [item.targets for item in targets], point, where, chat=chat)
 
 
 def _batches(n_items: int, size: int, rng: np.random.Generator) -> Iterator[list[int]]:
-    """Batches of items without end; every item comes once before any comes again."""
+    """Batches of items without end; every item comes once in each round."""
     waiting: list[int] = []
     while True:
         batch: list[int] = []

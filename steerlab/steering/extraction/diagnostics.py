@@ -1,4 +1,4 @@
-"""Diagnostics of vectors on held-out pairs: what can be known of a direction before anything is steered with it."""
+"""Diagnostics of vectors on held-out pairs, before anything is steered with them."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
-from steerlab.core.errors import DataError, InputError, VectorShapeError
+from steerlab.core.errors import DataError, InputError, VectorMismatchError
 from steerlab.core.numbers import check_integer
 from steerlab.steering.extraction.estimators import METHODS, estimate
 from steerlab.steering.extraction.pair_activations import PAIRS_PER_CHUNK, Reading, check_engine
@@ -57,7 +57,7 @@ def diagnose(
 
 
 def projection_auc(positive: Float[Tensor, " n_positive"], negative: Float[Tensor, " n_negative"]) -> float:
-    """Share of (positive, negative) couples in which the positive one is larger, ties counted half.
+    """Share of (positive, negative) pairs in which the positive one is larger, ties counted half.
 
     Examples:
         >>> projection_auc(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 2.0]))
@@ -95,13 +95,13 @@ def split_half_cosines(
 
 
 def _cosine(a: Float[Tensor, " d_model"], b: Float[Tensor, " d_model"]) -> float:
-    """NaN if a vector is zero."""
+    """Cosine of two vectors; NaN if one is zero."""
     wide = a.double(), b.double()
     return float(wide[0] @ wide[1] / (wide[0].norm() * wide[1].norm()))
 
 
 def _median_norm(vector: SteeringVector, engine: Engine) -> float:
-    """Of the stream where the vector is; what its card says holds for the weights it names."""
+    """Median norm of the stream where the vector is: its card's, if the card names the engine's weights."""
     if vector.card.median_norm and vector.card.weights_hash == engine.info.weights_hash:
         return vector.card.median_norm
     return engine.median_norm(vector.layer, vector.site)
@@ -116,7 +116,7 @@ def _engine(vectors: VectorSet, engine: Engine | None) -> Engine:
     check_engine(found)
     for vector in vectors.values():
         if vector.d_model != found.info.d_model:
-            raise VectorShapeError(
+            raise VectorMismatchError(
                 f"The vector for {vector.hook_point.name} has shape [{vector.d_model}], the residual stream of "
                 f"{found.info.name} has [{found.info.d_model}]."
             )

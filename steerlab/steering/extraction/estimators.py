@@ -41,8 +41,8 @@ def mean_diff(
     return estimate("mean_diff", positive[None], negative[None])[0]
 
 
-def random_twos(n_pairs: int, seed: int) -> tuple[list[int], list[int]]:
-    """All 2n prompts of n pairs (positives, then negatives) in random twos: n indices, and those of their partners."""
+def random_pairs(n_pairs: int, seed: int) -> tuple[list[int], list[int]]:
+    """Random pairs of all 2n prompts (positives, then negatives): n indices, and those of their partners."""
     order = np.random.default_rng([seed, n_pairs]).permutation(2 * n_pairs).tolist()
     return order[:n_pairs], order[n_pairs:]
 
@@ -61,7 +61,7 @@ KEEPS_LENGTH: Final = ("mean_diff", "act_add")
 
 
 class Estimate:
-    """One method at work on chunks of rows.
+    """One method, applied to chunks of rows.
 
     Args:
         method: one of `METHODS`.
@@ -76,7 +76,7 @@ class Estimate:
         self._axis: Axis = self.differences if method in KEEPS_LENGTH else _METHODS[method]()
 
     def add(self, chunk: Chunk) -> None:
-        """Takes more rows."""
+        """Adds rows."""
         self.differences.add(chunk)
         if self._axis is not self.differences:
             self._axis.add(chunk)
@@ -91,10 +91,10 @@ class Estimate:
         return torch.where(along < 0, -unit, unit).float()
 
     def check(self, layers: Sequence[int]) -> None:
-        """Nothing, if every layer has a direction.
+        """Checks that every layer has a direction.
 
         Raises:
-            VectorValueError: otherwise; names the layers.
+            VectorValueError: naming the layers that have none.
         """
         alike = [layers[place] for place in self.differences.alike()]
         if alike:
@@ -111,10 +111,10 @@ class Estimate:
             )
 
     def check_axes(self, vectors: Float[Tensor, "n_layers d_model"], layers: Sequence[int]) -> None:
-        """Nothing, if the method found an axis at every layer.
+        """Checks that the method found an axis at every layer.
 
         Raises:
-            VectorValueError: otherwise; names the layers.
+            VectorValueError: naming the layers where it found none.
         """
         missing = [layer for layer, vector in zip(layers, vectors, strict=True) if not torch.isfinite(vector).all()]
         if missing:
@@ -141,7 +141,7 @@ def estimate(
         method: one of `METHODS`.
         positive: h⁺ of each pair.
         negative: h⁻ of each pair.
-        seed: of the random twos of `lat`.
+        seed: of the random pairs of `lat`.
     """
     found = Estimate(method)
     found.add(_random_chunk(positive, negative, seed) if method == "lat" else Chunk.of_pairs(positive, negative))
@@ -174,7 +174,7 @@ def check_method(method: str) -> str:
 def _random_chunk(positive: Tensor, negative: Tensor, seed: int) -> Chunk:
     pooled = torch.cat([positive, negative], dim=1)
     n_pairs = positive.shape[1]
-    first, second = (torch.tensor(side) for side in random_twos(n_pairs, seed))
+    first, second = (torch.tensor(side) for side in random_pairs(n_pairs, seed))
     return Chunk(pooled[:, first], pooled[:, second], labels_of(torch.stack([first, second]), n_pairs))
 
 

@@ -21,7 +21,7 @@ from steerlab.core.seeds import check_single_seed
 from steerlab.core.targets import Targets
 from steerlab.steering.extraction.axes import Chunk, labels_of
 from steerlab.steering.extraction.bipo import LearningSettings, learn
-from steerlab.steering.extraction.estimators import KEEPS_LENGTH, Estimate, check_method, random_twos
+from steerlab.steering.extraction.estimators import KEEPS_LENGTH, Estimate, check_method, random_pairs
 from steerlab.steering.extraction.pair_activations import (
     PAIRS_PER_CHUNK,
     Origin,
@@ -55,7 +55,7 @@ def extract(
     pairs_per_chunk: Integer = PAIRS_PER_CHUNK,
     **learning: Any,
 ) -> VectorSet:
-    """One steering vector per layer, along the direction that tells positive from negative.
+    """One steering vector per layer, along the direction that separates positive from negative.
 
     Every prompt runs once, whatever the number of layers. Rows are folded into running moments chunk by chunk, so
     memory does not grow with the number of pairs; only `logistic` keeps all rows (8·pairs·layers·d_model bytes). Each
@@ -65,7 +65,7 @@ def extract(
     - `mean_diff`: mean(d), with its length;
     - `act_add`: d of exactly one pair, with its length;
     - `pca_uncentred`: the top eigenvector of mean(d dᵀ); `pca_centred`: of cov(d); `lat`: of the covariance of
-      differences between random twos of all prompts, the pairing drawn from `seed`;
+      differences between random pairs of all prompts, drawn from `seed`;
     - `lda`: Σ⁻¹ mean(d) with a shrunk covariance; `logistic`: weights of a logistic regression, fitted on standardised
       coordinates and turned back. These five are directions and get length 1, so give their strength as a dose;
     - `bipo`: a vector optimised by gradient on `Targets`, at one layer; see `steerlab.steering.extraction.bipo`.
@@ -80,7 +80,7 @@ def extract(
         pool: how several positions of one prompt become one row: `mean` or `last`.
         name: what the vectors are about.
         chat: take strings as user turns of a chat.
-        seed: of the random twos of `lat` and of the batches of `bipo`.
+        seed: of the random pairs of `lat` and of the batches of `bipo`.
         pairs_per_chunk: pairs that are read before they are folded; changes memory, not the result.
         learning: for `bipo`: exactly one of `max_dose` and `max_norm`, and `steps`, `learning_rate`, `batch_size`,
             `beta`, `where`; see `LearningSettings`.
@@ -145,7 +145,7 @@ def _estimated(
 ) -> Float[Tensor, "n_layers d_model"]:
     """Streams the pairs through the method; checks that directions exist, and warns where they are doubtful."""
     prompts, n_pairs = [*pairs.positives, *pairs.negatives], len(pairs)
-    order = (range(n_pairs), range(n_pairs, 2 * n_pairs)) if method != "lat" else random_twos(n_pairs, seed)
+    order = (range(n_pairs), range(n_pairs, 2 * n_pairs)) if method != "lat" else random_pairs(n_pairs, seed)
     firsts, seconds = ([prompts[i] for i in side] for side in order)
     labels = labels_of(torch.tensor([list(side) for side in order]), n_pairs)
     found, start = Estimate(method), 0
@@ -161,7 +161,7 @@ def _estimated(
 
 
 def _warn_of_angle(method: str, cosines: Sequence[float], layers: Sequence[int]) -> None:
-    """Says where a direction has little to do with the mean difference."""
+    """Warns of layers whose direction has a low cosine with the mean difference."""
     low = {layer: cosine for layer, cosine in zip(layers, cosines, strict=True) if abs(cosine) < LOW_COSINE}
     if not low:
         return
@@ -222,7 +222,7 @@ def _learned(
 
 
 def _notes(method: str, seed: int) -> str | None:
-    """What the card says beyond the method's name."""
+    """The card's note on the method: length and seed."""
     if method in KEEPS_LENGTH:
         return None
     return f"length 1; twos drawn with seed {seed}" if method == "lat" else "length 1"

@@ -23,7 +23,7 @@ class Scatter:
         self._outer: Tensor | None = None
 
     def add(self, rows: Float[Tensor, "n_layers rows d_model"]) -> None:
-        """Takes more rows."""
+        """Adds rows."""
         wide = rows.double()
         self.n += rows.shape[1]
         total = wide.sum(dim=1)
@@ -47,7 +47,7 @@ class Scatter:
         return self._sum / self.n
 
     def second_moment(self, layer: int) -> Float[Tensor, "d_model d_model"]:
-        """Mean of x xᵀ at one layer, by its place."""
+        """Mean of x xᵀ at one layer, by its index."""
         if self._outer is not None:
             return self._outer[layer] / self.n
         rows = torch.cat([rows[layer] for rows in self._rows])
@@ -84,6 +84,7 @@ class Scatter:
 
 
 def _top_eigenvector(matrix: Float[Tensor, "size size"]) -> Float[Tensor, " size"]:
-    """Unit eigenvector of the largest eigenvalue of a symmetric matrix; asked for it alone, LAPACK does less."""
+    """Unit eigenvector of the largest eigenvalue of a symmetric matrix."""
     last = matrix.shape[0] - 1
+    # LAPACK is faster for one eigenvector than for all.
     return torch.from_numpy(eigh(matrix.numpy(), subset_by_index=(last, last))[1][:, 0].copy())

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -11,10 +11,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from steerlab.core.contrast_pairs import ContrastPairs
-from steerlab.core.engine import Engine
+from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import check_site, resolve_layers
-from steerlab.core.results import check_pool
+from steerlab.core.results import Activations, check_pool
 from steerlab.core.text import PromptLike
 from steerlab.steering.positions.sets import Mask, Where
 from steerlab.steering.positions.where import WhereLike, as_where, last_prompt
@@ -37,7 +37,7 @@ class PairActivations:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read of each prompt.
+    """Which activations are read of each prompt.
 
     Attributes:
         site: site within the layers.
@@ -55,7 +55,7 @@ class Reading:
 
     @classmethod
     def on(cls, engine: Engine, site: str, layers: Any, where: WhereLike, pool: str | None, chat: bool) -> "Reading":
-        """A reading that an engine's model has; the prompt's last token by default.
+        """A reading, checked against an engine's model; the prompt's last token by default.
 
         Raises:
             HookPointError: for an unknown layer or site.
@@ -74,9 +74,8 @@ class Reading:
 
     def rows(self, engine: Engine, prompts: Sequence[PromptLike]) -> Float[Tensor, "n_layers prompts d_model"]:
         """One row per prompt and layer, float32 on the CPU."""
-        options = {"chat": True} if self.chat else {}
         found = engine.capture(
-            prompts, layers=list(self.layers), site=self.site, where=self.where, pool=self.pool, **options
+            prompts, layers=list(self.layers), site=self.site, where=self.where, pool=self.pool, chat=self.chat
         )
         return found.stack()
 
@@ -94,26 +93,40 @@ class Reading:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a set of vectors remembers of its making, as long as it lives.
+    """How a set of vectors was extracted; not saved with it.
 
     Attributes:
-        engine: the engine, which it does not keep alive.
-        reading: what was read.
-        seed: of what was drawn.
+        engine: a weak reference to the engine.
+        reading: which activations were read.
+        seed: of the random pairs.
     """
 
-    engine: "weakref.ref[Any]"
+    engine: "weakref.ref[Engine]"
     reading: Reading
     seed: int
 
 
+@runtime_checkable
+class CapturingEngine(Protocol):
+    """What extraction needs of an engine."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that runs."""
+        ...
+
+    def capture(self, prompts: Sequence[PromptLike] | PromptLike, *, layers: Any) -> Activations:
+        """Activations at chosen layers and positions."""
+        ...
+
+
 def check_engine(engine: object) -> None:
-    """Nothing, if activations can be read with it.
+    """Checks that activations can be read with an engine.
 
     Raises:
-        InputError: otherwise.
+        InputError: if it is no engine.
     """
-    if not (hasattr(engine, "capture") and hasattr(engine, "info")):
+    if not isinstance(engine, CapturingEngine):
         raise InputError(f"Activations are read with an engine, sl.load(…), got {engine!r:.60}.")
 
 

@@ -1,4 +1,4 @@
-"""What a plan adds to the stream, for formats that know vectors only."""
+"""The vectors that a plan adds to the stream, for formats that store nothing else."""
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ def _addition(edit: Edit) -> Tensor:
 
 
 def _problem(edit: Edit) -> str | None:
-    """What the file could not state about an edit."""
+    """What a file of vectors cannot state about an edit; None if it can state all."""
     if edit.operator.to_json().get("kind") != "add":
         return "is not an add"
     if edit.where.to_json() != positions.all().to_json():

@@ -1,4 +1,4 @@
-"""The `SteeringVector` objects of the `steering-vectors` package, taken and given as arrays.
+"""Imports and exports `SteeringVector` objects of the `steering-vectors` package.
 
 Such an object has `layer_activations`, a dictionary from layer number to tensor `[d_model]`, and `layer_type`. The
 package is not imported: anything with these two attributes is read.

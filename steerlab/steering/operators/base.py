@@ -1,4 +1,4 @@
-"""What an operator is: a map h → h + Δ(h) along one direction."""
+"""The base class of operators: maps h → h + Δ(h) along one direction."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Unit: TypeAlias = Literal["dose", "coef"]
 
 @dataclass(frozen=True)
 class Direction:
-    """What an operator needs of its vectors, on one device.
+    """The vectors of an edit, on one device.
 
     Attributes:
         values: the edit's vector, float32 [d_model].
@@ -34,7 +34,15 @@ class Direction:
 
 
 class Operator(ABC):
-    """A map h → Δ(h) along one direction."""
+    """A map h → Δ(h) along one direction.
+
+    An operator states `unit`, `delta` and `to_json`. The rest has a default that an operator may replace: it has a
+    `formula` unless `has_formula` is False, its Δ depends on the stream (`constant`), it reads as its `str` times a
+    scale (`told`), needs no vector but the edit's (`others`), and acts along any vector (`check`).
+
+    Attributes:
+        unit: `dose` if its numbers are in median norms of the stream, else `coef`.
+    """
 
     unit: Unit
 
@@ -59,7 +67,7 @@ class Operator(ABC):
 
     @property
     def has_formula(self) -> bool:
-        """Whether `formula` can be asked for."""
+        """Whether the operator has a `formula`."""
         return True
 
     def constant(self, along: Direction) -> Float[Tensor, " d_model"] | None:
@@ -67,7 +75,7 @@ class Operator(ABC):
         return None
 
     def told(self, scale: float) -> str:
-        """The operator in words with its real strength, where Δ is multiplied by `scale`."""
+        """The operator in words with its effective strength, where Δ is multiplied by `scale`."""
         return str(self) if scale == 1 else f"{self} × {scale:g}"
 
     @property
@@ -76,13 +84,13 @@ class Operator(ABC):
         return {}
 
     def check(self, vector: "SteeringVector") -> None:  # noqa: B027  most act along any vector
-        """Nothing, if it can act along the vector.
+        """Checks that it can act along a vector.
 
         Raises:
-            PlanError, VectorShapeError: otherwise.
+            PlanError, VectorShapeError: if it cannot.
         """
 
 
 def factor_of(unit: Unit, along: Direction) -> float:
-    """What one unit of strength is as a length: 1 for `coef`, the median norm for `dose`."""
+    """The length of one unit of strength: 1 for `coef`, the median norm for `dose`."""
     return along.median_norm if unit == "dose" else 1.0

@@ -1,7 +1,7 @@
 """One edit of a plan: an operator along a vector, at positions, with a scale."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -49,10 +49,6 @@ class Edit:
     norm: Norm | None = None
     schedule: Schedule | None = None
     when: Condition | None = None
-    _directions: dict[torch.device, Direction] = field(default_factory=dict, repr=False, compare=False, init=False)
-    _constants: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor] | None] = field(
-        default_factory=dict, repr=False, compare=False, init=False
-    )
 
     def __post_init__(self) -> None:
         check_operator(self.operator)
@@ -122,14 +118,22 @@ class Edit:
         return None if self.schedule is None else self.schedule.factor(rows.generated_index)
 
     def delta(
-        self, h: Float[Tensor, "*batch d_model"], factors: Float[Tensor, "*batch"] | None = None
+        self,
+        h: Float[Tensor, "*batch d_model"],
+        factors: Float[Tensor, "*batch"] | None = None,
+        along: Direction | None = None,
     ) -> Float[Tensor, "*batch d_model"]:
-        """What is added to a float32 stream, float32; `factors` are the schedule's, one for each of its tokens.
+        """What is added to the stream, float32.
+
+        Args:
+            h: the stream, float32.
+            factors: the schedule's factor for each token; None for 1.
+            along: the vectors on the stream's device, if they are there already.
 
         Raises:
             PlanError: if the operator gives no tensor, or one that does not broadcast to the stream.
         """
-        change = self.scale * self._checked("delta", self.operator.delta(h, self.direction(h.device)), h.shape)
+        change = self.scale * self._checked("delta", self.operator.delta(h, along or self.direction(h.device)), h.shape)
         if factors is not None:
             change = factors[..., None] * change
         return change if self.norm is None else _norm_kept(h, change)
@@ -138,15 +142,13 @@ class Edit:
         """Scaled Δ [d_model] in a dtype, and its norm, if what is added does not depend on stream or position."""
         if self.norm is not None or self.schedule is not None:
             return None
-        key = (device, dtype)
-        if key not in self._constants:
-            constant = self.operator.constant(self.direction(device))
-            if constant is not None:
-                self._checked("constant", constant, self.vector.values.shape)
-            with torch.inference_mode(False):
-                scaled = None if constant is None else self.scale * constant
-                self._constants[key] = None if scaled is None else (scaled.to(dtype), scaled.norm())
-        return self._constants[key]
+        constant = self.operator.constant(self.direction(device))
+        if constant is None:
+            return None
+        self._checked("constant", constant, self.vector.values.shape)
+        with torch.inference_mode(False):
+            scaled = self.scale * constant
+            return scaled.to(dtype), scaled.norm()
 
     def formula(self) -> tuple[float, float, float, float, float]:
         """(a, g, lo, hi, s): the operator's formula and the edit's scale; see `Operator.formula`.
@@ -172,20 +174,18 @@ class Edit:
         return found
 
     def direction(self, device: torch.device) -> Direction:
-        """The vectors on a device, copied there once.
+        """The vectors, copied to a device.
 
         Raises:
             PlanError: for a dose that is not resolved.
         """
-        if device not in self._directions:
-            if self.needs_median_norm and self.median_norm is None:
-                raise PlanError(f"{self} gives a dose, but the median norm there is unknown; resolve the plan first.")
-            norm = math.nan if self.median_norm is None else self.median_norm
-            with torch.inference_mode(False):
-                values, unit = self.vector.values.to(device), self.vector.unit.to(device)
-                others = {name: vector.values.to(device) for name, vector in self.operator.others.items()}
-            self._directions[device] = Direction(values, unit, norm, others)
-        return self._directions[device]
+        if self.needs_median_norm and self.median_norm is None:
+            raise PlanError(f"{self} gives a dose, but the median norm there is unknown; resolve the plan first.")
+        norm = math.nan if self.median_norm is None else self.median_norm
+        with torch.inference_mode(False):
+            values, unit = self.vector.values.to(device), self.vector.unit.to(device)
+            others = {name: vector.values.to(device) for name, vector in self.operator.others.items()}
+        return Direction(values, unit, norm, others)
 
     def content(self) -> list[Any]:
         """What identifies the edit: operator, vector, positions, scale, the norm its dose refers to, and options."""

@@ -1,4 +1,4 @@
-"""Operators that this package does not ship: how each is read back from the JSON of a plan."""
+"""Operators by the kind that names them in the JSON of a plan: shipped ones, and users' own."""
 
 import json
 from collections.abc import Callable
@@ -17,12 +17,12 @@ _READERS: dict[str, OperatorReader] = {}
 
 
 def is_shipped(operator: Operator) -> bool:
-    """Whether it is an operator of this package, rather than of a class of a user's own."""
+    """Whether it is an operator of this package rather than a user's own."""
     return type(operator) in SHIPPED_OPERATORS.values()
 
 
 def check_operator(operator: object) -> None:
-    """Nothing, if it is an operator that describes itself.
+    """Checks that an object is an operator whose description identifies it.
 
     Raises:
         PlanError: for a class, something else than an operator, no unit, or a description that cannot identify it.
@@ -61,7 +61,7 @@ def check_operator(operator: object) -> None:
 
 
 def register_operator(kind: str, read: OperatorReader) -> None:
-    """Makes an operator of your own readable in plans; an earlier one of that kind is replaced.
+    """Registers how an operator of your own is read from plans; an earlier one of that kind is replaced.
 
     A plan is built and run without it. It is needed wherever a plan is read back: `Plan.from_json`, an experiment that
     is resumed, loaded, verified or compared. Every process that reads registers first.
@@ -110,7 +110,7 @@ def operator_from_json(data: dict[str, Any], hook_point: HookPoint = HookPoint(0
 
 
 def read_registered(data: dict[str, Any], hook_point: HookPoint) -> Operator:
-    """The operator of a description that is none of a shipped one.
+    """The operator that a registered function makes of a description.
 
     Raises:
         UnknownOperatorError: if its kind is not registered.

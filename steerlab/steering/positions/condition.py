@@ -149,7 +149,7 @@ def when(
 
 
 class Gate:
-    """One condition at work on a batch of rows.
+    """One condition, evaluated on a batch of rows.
 
     Args:
         condition: the condition.
@@ -187,7 +187,7 @@ class Gate:
         return seen[place] >= rows.prompt_lens - 1, self.condition.passes(total[place] / count[place])
 
     def fired(self) -> list[bool]:
-        """Per row of the batch, the answer.
+        """Whether the condition passed, per row of the batch.
 
         Raises:
             PlanError: if the condition's positions select nothing in a row's prompt.

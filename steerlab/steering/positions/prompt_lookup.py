@@ -21,7 +21,7 @@ class PromptContent:
         n_prompts: how many prompts the call has.
         token_ids: the prompt's tokens.
         text: the text they came from; None if the caller gave ids.
-        tokenizer: the model's own tokenizer; None if text cannot be looked at here.
+        tokenizer: the model's own tokenizer; None if there is no text to search.
         limit: the row's tokens are the prompt's up to here only, because the next merged with a target's; None if they
             all are.
     """
@@ -34,7 +34,7 @@ class PromptContent:
     limit: int | None = None
 
     def before(self, context_ids: Sequence[int]) -> "PromptContent":
-        """The same for a row that starts with a context; the two may part where tokens merge with a target's."""
+        """The same for a row that starts with a context; the two may differ where tokens merge with a target's."""
         return replace(self, limit=common_prefix_length(context_ids, self.token_ids))
 
     def find(self, where: Marked) -> list[int]:

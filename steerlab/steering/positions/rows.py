@@ -20,13 +20,13 @@ class Marks:
     tables: Mapping[Hashable, Bool[Tensor, "batch width"]]
 
     def rows(self, kept: Int[Tensor, " rows"]) -> "Marks":
-        """Those of some rows."""
+        """The marks of some rows."""
         return Marks({place: table[kept.to(table.device)] for place, table in self.tables.items()})
 
 
 @dataclass(frozen=True)
 class RowPositions:
-    """Which tokens one forward pass holds.
+    """Which tokens one forward pass holds. What it states never changes; copies on other devices are cached in it.
 
     Attributes:
         positions: absolute position of each token in its row, −1 for padding; shape [batch, pos].
@@ -73,23 +73,23 @@ class RowPositions:
         )
 
     def among_fresh(self, mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
-        """Those of the tokens that no earlier pass has run."""
+        """The selected tokens that no earlier pass has run."""
         return mask if self.fresh is None else mask & self.fresh.to(mask.device)
 
     def marked(self, by: Hashable) -> Bool[Tensor, "batch pos"]:
-        """Which tokens a set holds that was looked up in the prompts."""
+        """Which tokens belong to a set that was looked up in the prompts."""
         assert self.marks is not None
         table = self.marks.tables[by].to(self.positions.device)
         inside = (self.positions >= 0) & (self.positions < table.shape[1])
         return table.gather(1, self.positions.clamp(0, table.shape[1] - 1)) & inside
 
     def provide(self, device: torch.device, positions: Int[Tensor, "batch pos"]) -> None:
-        """Takes a copy of the positions that crossed to a device together with something else."""
+        """Stores a copy of the positions that is on a device already, for `on`."""
         self._positions_on[device] = positions
 
     @classmethod
     def of_rows(cls, lengths: list[int], prompt_lens: list[int], device: torch.device | str = "cpu") -> "RowPositions":
-        """Whole rows of these lengths, left-padded to the longest; their tokens are not known."""
+        """Whole rows of these lengths, left-padded to the longest, without token ids."""
         width = max(lengths)
         ends = torch.tensor(lengths, device=device)[:, None]
         positions = torch.arange(width, device=device)[None, :] - width + ends

@@ -12,7 +12,7 @@ Examples:
     'linear(1, 0, over=10)'
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from steerlab.core.numbers import Integer, Number, check_integer, plain
 from steerlab.steering.checks import finite
 
 
-class Schedule:
+class Schedule(ABC):
     """A factor on Δ over generated positions. Build it with this module's functions."""
 
     def factor(self, index: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:

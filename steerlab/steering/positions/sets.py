@@ -1,6 +1,6 @@
 """The sets of positions that `steerlab.steering.positions.where` builds."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,8 +16,8 @@ from steerlab.core.numbers import as_integer, as_list, check_integer, shown
 from steerlab.steering.positions.rows import RowPositions
 
 
-class Where:
-    """A set of positions. Build it with this module's functions and combine with `|`, `&` and `~`."""
+class Where(ABC):
+    """A set of positions. Build it with the functions of `sl.where` and combine with `|`, `&` and `~`."""
 
     def resolve(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         """Which of the pass's tokens belong to the set; never padding."""
@@ -33,7 +33,7 @@ class Where:
 
     @property
     def parts(self) -> "tuple[Where, ...]":
-        """The sets it is combined from; none for a simple one."""
+        """The sets it is combined from; empty for a simple one."""
         return ()
 
     def leaves(self) -> "Iterator[Where]":
