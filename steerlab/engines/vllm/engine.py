@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from steerlab.core.arguments import explains_arguments
-from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
@@ -20,7 +19,9 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Inherited, Receipt, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
-from steerlab.core.text import Boundary, PromptLike
+from steerlab.core.shipped import reference_text
+from steerlab.core.stopping import stop_strings
+from steerlab.core.text import Boundary, PromptLike, encode_prompt
 from steerlab.engines.vllm.accounts import inherited_of, receipt_of
 from steerlab.engines.vllm.call import carry_out
 from steerlab.engines.vllm.capturing import CaptureCall
@@ -39,11 +40,13 @@ from steerlab.engines.vllm.scoring import Measures, Pair, check_measures, measur
 from steerlab.engines.vllm.versions import require_vllm
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
-from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
-from steerlab.steering.assign import PlanArgument
-from steerlab.steering.where import WhereLike, as_where
-from steerlab.steering.where import all as all_positions
-from steerlab.steering.where import index as index_positions
+from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering.positions.where import WhereLike, as_where
+from steerlab.steering.positions.where import all as all_positions
+from steerlab.steering.positions.where import index as index_positions
+
+REFERENCE_WINDOW = 256
+
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
@@ -118,7 +121,7 @@ class VLLMEngine:
         wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
         self.config = SteeringConfig(tuple(wired), max_directions, max_runs, capture_tokens, score_bytes)
         self.tokenizer: Any = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
-        self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
+        self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", REFERENCE_WINDOW))
         self._eos_ids = eos_token_ids(self.tokenizer, hf_config, found.path)
         parallel = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
         arguments = {"dtype": "auto" if dtype is None else str(dtype).removeprefix("torch."), "seed": seed}
@@ -409,14 +412,16 @@ class VLLMEngine:
     def _measure_norm(self, point: HookPoint) -> float:
         if self.tokenizer is None:
             raise InputError("A dose is measured on text, and this engine has no tokenizer; give coef= instead.")
-        width = window_width(self._own_context)
+        ids = encode_prompt(self.tokenizer, reference_text(), d_vocab=self.info.d_vocab).token_ids
+        width = min(REFERENCE_WINDOW, self._own_context)
         if width + 1 > self.info.context_length:
             raise InputError(
                 f"A dose is measured in windows of {width} tokens, and vLLM adds one: start the engine with "
                 f"max_model_len ≥ {width + 1} (it is {self.info.context_length}), or give coef= instead of dose=."
             )
-        windows = reference_windows(self.tokenizer, self.info.d_vocab, self._own_context)
-        found = self._capture(windows, point.layer, point.site, ~index_positions(0))
+        windows = [list(ids[start : start + width]) for start in range(0, len(ids), width)]
+        whole = [window for window in windows if len(window) > 1]
+        found = self._capture(whole, point.layer, point.site, ~index_positions(0))
         return float(found[point.layer].norm(dim=-1).median())
 
     def _tools(self) -> tuple[Encoder, Planner]:
