@@ -1,4 +1,4 @@
-"""Dividing data by group, so that what is measured on one part was not seen in the other."""
+"""Splits data by group, so that nothing measured on one part was seen in the other."""
 
 import json
 from collections import Counter

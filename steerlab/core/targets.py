@@ -1,4 +1,4 @@
-"""Targets: what is scored after each prompt, and which side each target speaks for."""
+"""Targets: the texts that are scored after each prompt, each with a label (+1 or −1)."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -208,6 +208,6 @@ class Targets:
 
 
 def _csv_label(row: dict[str, Any]) -> dict[str, int]:
-    """The row's label as a number, if it is a known one; others are left for the complaint about them."""
+    """The row's label as a number, if it is a known one; others are returned as they are, for the error message."""
     label = _CSV_LABELS.get(str(row.get("label")).strip())
     return {} if label is None else {"label": label}

@@ -78,7 +78,7 @@ def is_single_prompt(prompts: PromptLike | Sequence[PromptLike]) -> bool:
 
 
 def listed(values: Any) -> Any:
-    """A generator's elements as a list, so that they can be looked at twice; anything else as it is."""
+    """A generator's elements as a list, so that they can be read twice; anything else as it is."""
     return list(values) if isinstance(values, Iterator) else values
 
 
@@ -170,7 +170,7 @@ def _all_ids(items: Sequence[Any]) -> bool:
 
 
 def _are_plain(ids: Sequence[Any]) -> bool:
-    """Whether all are Python's own integers: the short way for what large batches are made of."""
+    """Whether all are Python's own integers: a fast path for large batches."""
     return set(map(type, ids)) == {int}
 
 

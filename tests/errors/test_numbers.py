@@ -11,10 +11,10 @@ import torch
 
 import steerlab as sl
 from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.experiment.metrics import value_of
-from steerlab.experiment.selection import list_tries
-from steerlab.experiment.sweep import check_doses
-from steerlab.steering import schedule
+from steerlab.experiment.measurements.checks import check_doses
+from steerlab.experiment.measurements.metrics import value_of
+from steerlab.experiment.measurements.selection import list_tries
+from steerlab.steering.positions import schedule
 
 unchecked = pytest.mark.usefixtures("unchecked_types")
 

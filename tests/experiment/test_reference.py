@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.core.pairs import balanced_flips
+from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.shipped import shipped_vectors
 
 DOSES = [-0.2, -0.1, 0.0, 0.1, 0.2]

@@ -32,8 +32,6 @@ def pytest_collection_modifyitems(items):
 @contextmanager
 def started(path, *, in_process=True, **arguments):
     """A small engine in float32; in this process it starts in a quarter of the time."""
-    from steerlab.engines.vllm import VLLMEngine
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         if in_process:  # threads that wait for each other cost more than they save on models this small
@@ -46,7 +44,7 @@ def started(path, *, in_process=True, **arguments):
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         options = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 8}
-        with VLLMEngine(path, **{**options, **arguments}) as engine:
+        with sl.load(path, backend="vllm", **{**options, **arguments}) as engine:
             yield engine
 
 

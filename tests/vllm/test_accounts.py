@@ -9,7 +9,7 @@ from steerlab.engines.vllm.accounts import inherited_of, receipt_of
 from steerlab.engines.vllm.compiled_plan import compile_plan
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.requests import Outcome, Request
-from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.plan_assignment import AssignedPlan
 
 CONFIG = SteeringConfig((1,))
 

@@ -12,7 +12,7 @@ from steerlab.engines.vllm.call import WAITS_FOR, first_pass
 from steerlab.engines.vllm.interrupts import PutOff
 from steerlab.engines.vllm.requests import Request
 from steerlab.engines.vllm.specs import RequestSpec
-from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.plan_assignment import AssignedPlan
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

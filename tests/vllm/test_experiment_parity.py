@@ -5,10 +5,10 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.experiment.entropies import entropy_change
-from steerlab.experiment.generations import generate_paired, paired_differences
-from steerlab.experiment.parity import parity
-from steerlab.experiment.selfcheck import selfcheck
+from steerlab.experiment.measurements.entropy import entropy_change
+from steerlab.experiment.measurements.generations import generate_paired, paired_differences
+from steerlab.experiment.measurements.parity import parity
+from steerlab.experiment.measurements.selfcheck import selfcheck
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

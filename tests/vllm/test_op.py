@@ -16,7 +16,7 @@ from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.op_torch import edit_rows
 from steerlab.engines.vllm.specs import runs_of
 from steerlab.engines.vllm.tables import Tables
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 WIDTH, LENGTH, PROMPT = 6, 9, 4

@@ -3,7 +3,7 @@ import pytest
 import steerlab as sl
 from steerlab.core.errors import PlanError
 from steerlab.engines.vllm.targeting import Row, positions_of, resolve
-from steerlab.steering.content import PromptContent
+from steerlab.steering.positions.prompt_lookup import PromptContent
 
 w = sl.where
 TOKENS = (5, 6, 7, 6)

@@ -15,8 +15,8 @@ from steerlab.engines.vllm.planning import Planner, Ready
 from steerlab.engines.vllm.requests import Outcome, Request
 from steerlab.engines.vllm.specs import Runs, clip, positions_in, runs_of, size
 from steerlab.engines.vllm.targeting import Row, positions_of
-from steerlab.steering.content import PromptContent
-from steerlab.steering.where import Where
+from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions.where import Where
 
 ARGUMENTS = {
     "temperature": 0.0,

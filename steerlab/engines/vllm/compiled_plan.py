@@ -14,9 +14,9 @@ import numpy as np
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.vllm.config import SteeringConfig
-from steerlab.steering.edit import Edit
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
-from steerlab.steering.where import Where
+from steerlab.steering.positions.where import Where
 
 Label: TypeAlias = tuple[str, int, str, str | None]
 

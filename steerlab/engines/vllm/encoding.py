@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steerlab.core.encoded_pairs import encode_pairs
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import ContextLengthError, PromptError, SteerlabError, TargetError
 from steerlab.core.numbers import as_list, check_flag
-from steerlab.core.pairing import encode_pairs
 from steerlab.core.text import (
     Boundary,
     EncodedPair,

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from steerlab.core.arguments import explains_arguments
-from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
@@ -21,6 +20,7 @@ from steerlab.core.receipts import Inherited, Receipt, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.shipped import reference_text
+from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, PromptLike, encode_prompt
 from steerlab.engines.vllm.accounts import inherited_of, receipt_of
 from steerlab.engines.vllm.call import carry_out
@@ -40,10 +40,10 @@ from steerlab.engines.vllm.scoring import Measures, Pair, check_measures, measur
 from steerlab.engines.vllm.versions import require_vllm
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
-from steerlab.steering.assign import PlanArgument
-from steerlab.steering.where import WhereLike, as_where
-from steerlab.steering.where import all as all_positions
-from steerlab.steering.where import index as index_positions
+from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering.positions.where import WhereLike, as_where
+from steerlab.steering.positions.where import all as all_positions
+from steerlab.steering.positions.where import index as index_positions
 
 REFERENCE_WINDOW = 256
 

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steerlab.core.endings import before_stop
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, row_key
 from steerlab.core.spelling import Continuation
+from steerlab.core.stopping import before_stop
 from steerlab.core.text import EncodedPrompt
 from steerlab.engines.vllm.planning import Planner, Ready
 from steerlab.engines.vllm.requests import Outcome, Request
 from steerlab.engines.vllm.sampling import must_measure_q, policy_arguments, request_seed, token_log_qs
 from steerlab.engines.vllm.specs import Runs
 from steerlab.engines.vllm.targeting import Row
-from steerlab.steering.content import PromptContent
+from steerlab.steering.positions.prompt_lookup import PromptContent
 
 
 @dataclass(frozen=True)

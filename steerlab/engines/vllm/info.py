@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from steerlab.core.endings import eos_ids_of
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.core.quantisation import quantisation
+from steerlab.core.stopping import eos_ids_of
 from steerlab.models import weights_hash
 from steerlab.models.resolver import ResolvedModel
 

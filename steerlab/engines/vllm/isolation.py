@@ -10,8 +10,8 @@ from steerlab.engines.vllm.call import carry_out
 from steerlab.engines.vllm.client import Client
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.requests import Request
-from steerlab.steering.assign import AssignedPlan
 from steerlab.steering.plan import Plan
+from steerlab.steering.plan_assignment import AssignedPlan
 
 _ARGUMENTS = {"temperature": 0.0, "max_tokens": 1, "detokenize": False, "ignore_eos": True}
 

@@ -11,8 +11,8 @@ from steerlab.engines.vllm.compiled_plan import CompiledPlan, compile_plan
 from steerlab.engines.vllm.config import SteeringConfig
 from steerlab.engines.vllm.specs import Runs
 from steerlab.engines.vllm.targeting import Row, resolve
-from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, plan_key
 from steerlab.steering.plan import Plan
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans, plan_key
 
 Ready = tuple[AssignedPlan, CompiledPlan | None]
 

@@ -11,11 +11,11 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Generations
 from steerlab.core.text import PromptLike
 from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
-from steerlab.steering import where
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
-from steerlab.steering.rows import row_of
-from steerlab.steering.sets import Where
+from steerlab.steering.positions import where
+from steerlab.steering.positions.sets import Where
+from steerlab.steering.row_values import row_of
 from steerlab.steering.vectors import SteeringVector
 
 _POLICY = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

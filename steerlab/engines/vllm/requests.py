@@ -8,7 +8,7 @@ import numpy as np
 
 from steerlab.engines.vllm.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.specs import Group, RequestSpec, Runs, ScoreSpec, SharedPrefix
-from steerlab.steering.assign import AssignedPlan
+from steerlab.steering.plan_assignment import AssignedPlan
 
 _NOWHERE = np.zeros(0, dtype=np.int64)
 _NOTHING = np.zeros((0, 0), dtype=np.float32)

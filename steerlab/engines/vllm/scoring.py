@@ -22,7 +22,7 @@ from steerlab.engines.vllm.requests import Outcome, Request
 from steerlab.engines.vllm.specs import Runs, ScoreSpec, SharedPrefix, clip
 from steerlab.engines.vllm.targeting import Row
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb, check_named
-from steerlab.steering.content import PromptContent
+from steerlab.steering.positions.prompt_lookup import PromptContent
 
 Pair = tuple[int, int, EncodedPrompt, EncodedPair]
 Measures = Mapping[str, Callable[..., Any]]

@@ -10,7 +10,7 @@ from steerlab.core.numbers import as_list
 from steerlab.core.results import Score
 from steerlab.core.text import Boundary, PromptLike, TargetLike, as_prompts, is_target
 from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
-from steerlab.steering.assign import PlanArgument
+from steerlab.steering.plan_assignment import PlanArgument
 
 
 class SequenceProb:

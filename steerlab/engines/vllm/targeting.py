@@ -9,9 +9,9 @@ import numpy as np
 
 from steerlab.core.errors import PlanError
 from steerlab.engines.vllm.specs import Runs, runs_of
-from steerlab.steering.content import PromptContent, marks_for
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.sets import Ids, Marked, Where
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Ids, Marked, Where
 
 KEPT_RUNS = 1024
 """Sets of positions that are kept, the longest unused dropped first."""

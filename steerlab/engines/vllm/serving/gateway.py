@@ -20,7 +20,7 @@ from steerlab.engines.vllm.serving.tickets import ReceiptBook, Ticket, receipt_j
 from steerlab.engines.vllm.serving.workers import HeldPlans, Settler, Workers
 from steerlab.engines.vllm.specs import RequestSpec
 from steerlab.engines.vllm.targeting import Row
-from steerlab.steering.content import PromptContent
+from steerlab.steering.positions.prompt_lookup import PromptContent
 
 FIELD = "steering"
 

@@ -16,9 +16,9 @@ from steerlab.engines.vllm.serving.positions_json import where_of
 from steerlab.engines.vllm.serving.registry import VectorRegistry
 from steerlab.engines.vllm.serving.request_json import EditJson, parse_steering
 from steerlab.steering import operators
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.edit import Edit
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
+from steerlab.steering.plan_assignment import AssignedPlan
 
 REMEMBERED = 256
 """Distinct `steering` fields whose plans are kept ready."""

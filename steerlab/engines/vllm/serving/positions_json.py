@@ -5,9 +5,9 @@ from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError
-from steerlab.steering import where as positions
-from steerlab.steering.sets import Ids
-from steerlab.steering.where import Where
+from steerlab.steering.positions import where as positions
+from steerlab.steering.positions.sets import Ids
+from steerlab.steering.positions.where import Where
 
 WORDS = ("default", "all", "prompt", "last_prompt", "generated")
 MAX_PARTS = 64

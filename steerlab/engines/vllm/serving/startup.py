@@ -8,9 +8,9 @@ from steerlab.engines.vllm.client import NOT_LOADED, check_workers
 from steerlab.engines.vllm.config import KEY, SteeringConfig
 from steerlab.engines.vllm.serving.gateway import Gateway
 from steerlab.engines.vllm.serving.plans import PlanMaker
-from steerlab.steering import where
 from steerlab.steering.operators import ablate
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import where
 from steerlab.steering.vectors import SteeringVector
 
 
