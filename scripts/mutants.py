@@ -129,16 +129,16 @@ MUTANTS = [
         "characters counted as bytes",
         'len((prefix + target).encode("utf-8"))',
         "len(prefix + target)",
-        "tests/core/test_pairing.py",
+        "tests/core/test_encoded_pairs.py",
     ),
     Mutant(
-        "stop string left in", "return text[: find_stop(text, strings)]", "return text", "tests/core/test_endings.py"
+        "stop string left in", "return text[: find_stop(text, strings)]", "return text", "tests/core/test_stopping.py"
     ),
     Mutant(
         "the last stop string counts",
         "return min(found) if found else None",
         "return max(found) if found else None",
-        "tests/core/test_endings.py",
+        "tests/core/test_stopping.py",
         inside="find_stop",
     ),
     Mutant(
@@ -151,7 +151,7 @@ MUTANTS = [
         "held-out split leaks a text",
         "{_key(prompt) for prompt in left} & {_key(prompt) for prompt in right}",
         "set()",
-        "tests/core/test_splitting.py tests/core/test_targets.py tests/core/test_pairs.py",
+        "tests/core/test_splitting.py tests/core/test_targets.py tests/core/test_contrast_pairs.py",
     ),
     Mutant(
         "a receipt unchecked",
@@ -415,13 +415,13 @@ MUTANTS = [
         "bipo rewards the opposite",
         "softplus(-beta * gains[0])",
         "softplus(beta * gains[0])",
-        "tests/steering/test_learned.py -k 'loss or prompt'",
+        "tests/steering/test_bipo.py -k 'loss or prompt'",
     ),
     Mutant(
         "bipo without its bound",
         "values.mul_((bound / norm).to(values.dtype))",
         "pass",
-        "tests/steering/test_learned.py -k projection",
+        "tests/steering/test_bipo.py -k projection",
     ),
     Mutant(
         "the median norm of another model",
@@ -551,7 +551,7 @@ MUTANTS = [
         "a header shared by plans that edit it differently",
         "if length >= LEAST_HEADER and _edits_alike(plan, contexts, length) else 0",
         "if length >= LEAST_HEADER else 0",
-        "tests/lens/test_shared_header.py",
+        "tests/lens/test_shared_prefix.py",
     ),
     Mutant(
         "NaN swallowed",

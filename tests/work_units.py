@@ -21,7 +21,7 @@ SECONDS = {
     "tests/lens/test_compiled.py": 70,
     "tests/experiment/test_sweep_ray.py": 60,
     "tests/experiment/test_error_rates.py": 40,
-    "tests/steering/test_learned.py": 40,
+    "tests/steering/test_bipo.py": 40,
     "tests/lens/test_growth.py": 36,
     "tests/cli/test_commands.py": 35,
     "tests/cli/test_run_experiment.py": 30,
