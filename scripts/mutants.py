@@ -521,7 +521,7 @@ MUTANTS = [
         "if silent:",
         "if False:",
         "tests/lens/test_hooking.py",
-        inside="all_heard",
+        inside="require_fired",
     ),
     Mutant(
         "a target's logits off by one position",
@@ -549,8 +549,8 @@ MUTANTS = [
     ),
     Mutant(
         "a header shared by plans that edit it differently",
-        "if length >= LEAST_HEADER and _edits_alike(plan, contexts, length) else 0",
-        "if length >= LEAST_HEADER else 0",
+        "if length >= LEAST_PREFIX and _edits_alike(plan, contexts, length) else 0",
+        "if length >= LEAST_PREFIX else 0",
         "tests/lens/test_shared_prefix.py",
     ),
     Mutant(
@@ -892,8 +892,8 @@ MUTANTS = [
     ),
     Mutant(
         "a hash remembered of other bytes",
-        'return known["sha256"] if known["files"] == stamp else None',
-        'return known["sha256"]',
+        'usable = known["files"] == stamp and',
+        "usable =",
         "tests/models/test_models.py -k hash",
     ),
     Mutant(
