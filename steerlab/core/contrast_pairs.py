@@ -95,7 +95,7 @@ class ContrastPairs:
             raise DataError(f"groups is a list with a name per pair, got {groups!r:.60}.")
         if len(named) != len(positives):
             raise DataError(f"groups names one group per pair; got {len(named)} groups for {len(positives)} pairs.")
-        return cls(tuple(positives), tuple(negatives), tuple(str(group) for group in named))
+        return cls(tuple(positives), tuple(negatives), tuple(map(_group_name, named, range(len(named)))))
 
     @classmethod
     def from_jsonl(
@@ -182,7 +182,7 @@ class ContrastPairs:
     def _from_places(
         cls, rows: Sequence[PlacedRow], positive: str, negative: str, group: str | None
     ) -> "ContrastPairs":
-        groups = None if group is None else [str(field(row, group, place)) for place, row in rows]
+        groups = None if group is None else [_group_name(field(row, group, place), place) for place, row in rows]
         return cls.from_lists(
             [prompt_field(row, positive, place) for place, row in rows],
             [prompt_field(row, negative, place) for place, row in rows],
@@ -203,7 +203,7 @@ class ContrastPairs:
 
     def take(self, indices: Any) -> "ContrastPairs":
         """The pairs at these indices, in this order."""
-        chosen = row_indices(indices)
+        chosen = row_indices(indices, len(self))
         return ContrastPairs(
             tuple(self.positives[i] for i in chosen),
             tuple(self.negatives[i] for i in chosen),
@@ -214,6 +214,9 @@ class ContrastPairs:
         """The same pairs with positive and negative exchanged where `flips` is true."""
         if len(flips) != len(self):
             raise DataError(f"There are {len(self)} pairs and {len(flips)} flips; pass one per pair.")
+        wrong = [flip for flip in flips if not isinstance(flip, bool | np.bool_) and flip not in (0, 1)]
+        if wrong:
+            raise DataError(f"flips holds True or False per pair, got {wrong[0]!r:.40}.")
         pairs = [(n, p) if flip else (p, n) for (p, n), flip in zip(self, flips, strict=True)]
         return ContrastPairs(tuple(p for p, _ in pairs), tuple(n for _, n in pairs), self.groups)
 
@@ -230,6 +233,18 @@ class ContrastPairs:
         left, right = (self.take(part) for part in split_groups(self.groups, fraction, seed))
         check_no_leak(*([prompt for pair in part for prompt in pair] for part in (left, right)))
         return left, right
+
+
+def _group_name(group: Any, place: Any) -> str:
+    """The name of a pair's group.
+
+    Raises:
+        DataError: if it is missing; all pairs without one would share a group.
+    """
+    if group is None or group != group:  # NaN
+        where = f"Pair {place}" if isinstance(place, int) else place
+        raise DataError(f"{where}: the name of the group is missing ({group!r}); name one for every pair.")
+    return str(group)
 
 
 def balanced_flips(groups: Sequence[str], rng: np.random.Generator) -> list[bool]:

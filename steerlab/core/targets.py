@@ -178,7 +178,7 @@ class Targets:
 
     def take(self, indices: Any) -> "Targets":
         """The items at these indices, in this order."""
-        return Targets(tuple(self.items[i] for i in row_indices(indices)))
+        return Targets(tuple(self.items[i] for i in row_indices(indices, len(self.items))))
 
     def to_frame(self) -> "pd.DataFrame":
         """A pandas frame with a row per target: `prompt`, `target`, `label`, `group`; `from_frame` reads it back."""

@@ -61,6 +61,11 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     given = listed(prompts)
     if is_single_prompt(given):
         return [plain_text(given)]
+    if isinstance(given, Mapping) or hasattr(given, "columns"):
+        raise PromptError(
+            f"Prompts are a string, chat messages, token ids, or a list of those; got a {type(given).__name__}, whose "
+            "elements are names: pass one of its columns."
+        )
     found = as_list(given, ordered=True)
     if found is None:
         raise PromptError(f"Prompts are a string, chat messages, token ids, or a list of those; got {prompts!r:.80}.")

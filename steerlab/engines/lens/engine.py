@@ -189,10 +189,11 @@ class LensEngine:
         )
         self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
         jobs = generation_jobs([p.token_ids for p in encoded], n, seed, max_new_tokens)
+        each = len(jobs) // len(encoded)
         plans = self._assign(plan, len(encoded))
         with _progress(len(jobs), "generate") as bar:
             for assigned, members in group_by_plan(plans):
-                mine = [job for job in jobs if job.prompt_index in set(members)]
+                mine = [job for index in members for job in jobs[index * each : (index + 1) * each]]
                 for batch in _batches([len(j.prompt) + max_new_tokens for j in mine], batch_size, self.batch_tokens):
                     task.run([mine[k] for k in batch], assigned)
                     bar.update(len(batch))

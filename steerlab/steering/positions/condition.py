@@ -172,6 +172,8 @@ class Gate:
             rows: which tokens the pass holds, on the stream's device.
             kept: which rows of the batch the pass holds; None for all.
         """
+        if self._sum is not None and self._count is not None and self._seen is not None:
+            self._sum, self._count, self._seen = (x.to(h.device) for x in (self._sum, self._count, self._seen))
         total, count, seen = self._state(h.device)
         place = slice(None) if kept is None else kept.to(h.device)
         fresh = self.condition.read.resolve(rows) & (rows.generated_index < 0) & (rows.positions > seen[place][:, None])
@@ -182,9 +184,11 @@ class Gate:
 
     def answers(self, rows: RowPositions, kept: Tensor | None) -> tuple[Bool[Tensor, " batch"], Bool[Tensor, " batch"]]:
         """Per row of a pass: whether its whole prompt has been read, and whether the reading passes."""
-        total, count, seen = self._state(rows.positions.device)
+        device = rows.positions.device
+        total, count, seen = self._state(device)  # where the probe is read; the edit may be on another device
         place = slice(None) if kept is None else kept.to(total.device)
-        return seen[place] >= rows.prompt_lens - 1, self.condition.passes(total[place] / count[place])
+        answered = seen[place] >= rows.prompt_lens.to(total.device) - 1
+        return answered.to(device), self.condition.passes(total[place] / count[place]).to(device)
 
     def fired(self) -> list[bool]:
         """Whether the condition passed, per row of the batch.
