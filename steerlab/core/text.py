@@ -213,7 +213,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
         if not isinstance(message["content"], str):
             raise PromptError(f"A chat message's content is text, got {message['content']!r:.80}.")
     if not messages:
-        raise PromptError("The conversation is empty; pass at least one message.")
+        raise PromptError("A prompt is empty: it holds neither a token id nor a chat message.")
     if getattr(tokenizer, "chat_template", None) is None:
         raise PromptError("This model's tokenizer has no chat template; pass plain text, and leave chat=False.")
     if messages[-1]["role"] == "assistant":

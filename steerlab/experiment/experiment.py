@@ -39,7 +39,7 @@ from steerlab.experiment.measurements.vectors import measure_vectors
 from steerlab.experiment.store.looks import Look
 from steerlab.experiment.store.results import Results
 from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import Session, read_run
+from steerlab.experiment.store.session import Session, check_backend, read_run
 from steerlab.experiment.verify import Verification, verify
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions.where import WhereLike
@@ -86,7 +86,7 @@ class Experiment:
         **load_options: Any,
     ) -> None:
         path = None if root is None else Path(root) / str(name)
-        options = {"backend": backend, "seed": seed, "path": path, "overwrite": overwrite}
+        options = {"backend": check_backend(backend), "seed": seed, "path": path, "overwrite": overwrite}
         self._run = Run(Session(name, model, load_options=load_options, **options), KINDS)
 
     def __enter__(self) -> "Experiment":

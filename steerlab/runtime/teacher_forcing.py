@@ -241,4 +241,6 @@ def as_values(name: str, found: Any, n_rows: int) -> np.ndarray:
         raise InputError(
             f"The measure {name!r} returned {seen} for {n_rows} tokens; return a tensor [tokens] or [tokens, values]."
         )
+    if found.is_complex():
+        raise InputError(f"The measure {name!r} returned complex numbers; return real ones, e.g. two columns.")
     return found.detach().to("cpu", torch.float64 if found.ndim == 1 else torch.float32).numpy()

@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pandas as pd
@@ -255,3 +256,22 @@ def test_one_pretty_printed_array_is_read_as_lines_are(tmp_path):
     targets = [{"prompt": "a", "target": word, "label": label} for word, label in ((" b", 1), (" c", -1))]
     array.write_text(json.dumps(targets, indent=2))
     assert Targets.from_jsonl(array) == Targets.from_records(targets)
+
+
+def test_flips_that_are_no_truth_values_are_refused():
+    pairs = ContrastPairs.from_lists(["a", "b"], ["c", "d"])
+    assert pairs.flipped([1, 0]).positives == ("c", "b")
+    for wrong in ([-1, 1], "tf", [math.nan, True]):
+        with pytest.raises(DataError, match="True or False per pair"):
+            pairs.flipped(wrong)
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_a_missing_group_is_named(missing):
+    with pytest.raises(DataError, match="Pair 1: the name of the group is missing"):
+        ContrastPairs.from_lists(["a", "b"], ["c", "d"], ["g", missing])
+
+
+def test_a_row_that_is_not_there_is_named():
+    with pytest.raises(DataError, match="There are 2 rows, 0 to 1; row 5"):
+        ContrastPairs.from_lists(["a", "b"], ["c", "d"]).take([0, 5])

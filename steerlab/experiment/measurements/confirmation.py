@@ -18,6 +18,7 @@ from steerlab.core.targets import Targets
 from steerlab.experiment.blocks import Block, Paragraph, Section, Verdict
 from steerlab.experiment.blocks.findings import Finding, finding_sections
 from steerlab.experiment.blocks.material import Material
+from steerlab.experiment.measurements.checks import check_targets
 from steerlab.experiment.measurements.controls import Arm, Controls, control_arms
 from steerlab.experiment.measurements.item_values import item_values
 from steerlab.experiment.measurements.measurement import Measurement
@@ -218,6 +219,9 @@ def measure_confirmation(
     allow_overlap: bool,
 ) -> Confirmation:
     """See `steerlab.experiment.Experiment.confirm`."""
+    if not isinstance(best, Selection):
+        raise InputError(f"confirm takes what select found, a Selection, got {type(best).__name__}.")
+    check_targets(on)
     run.session.open()
     identity = (best.metric_identity or best.metric) if metric is None else metric_identity(metric)
     asked = None if controls is None else asdict(controls)

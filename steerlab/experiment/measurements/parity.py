@@ -15,6 +15,7 @@ from steerlab.core.numbers import check_integer, check_number
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
+from steerlab.engines.loading import BACKENDS, load
 from steerlab.experiment.blocks import Section
 from steerlab.experiment.blocks.findings import Finding, finding_sections
 from steerlab.experiment.blocks.material import Material
@@ -23,7 +24,7 @@ from steerlab.experiment.store.fingerprint import Fingerprint, engine_versions
 from steerlab.experiment.store.plans import resolved
 from steerlab.experiment.store.results import finding_kind
 from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import BACKENDS, Session
+from steerlab.experiment.store.session import Session
 from steerlab.steering.plan import Plan
 
 _WORST = 20
@@ -293,13 +294,8 @@ def _started(session: Session, against: str, plan: Plan, options: Mapping[str, A
     if not isinstance(session.model, str | Path):
         raise InputError(f"The model is held in memory, so {against} cannot load it; pass against= an engine.")
     options = {"dtype": session.info.dtype, **options}
-    if against == "lens":
-        from steerlab.engines.lens import load
-
-        return load(session.model, **options)
-    from steerlab.engines.vllm import VLLMEngine
-
-    return VLLMEngine(session.model, **{"layers": _wired_by(plan), **options})
+    wired = {"layers": _wired_by(plan)} if against == "vllm" else {}
+    return load(session.model, backend=against, **{**wired, **options})
 
 
 def _wired_by(plan: Plan) -> list[int]:

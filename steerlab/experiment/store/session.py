@@ -9,6 +9,7 @@ from steerlab.core.characters import check_whole
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError, ModelNotFoundError, RunError
 from steerlab.core.seeds import check_single_seed
+from steerlab.engines.loading import BACKENDS, load
 from steerlab.experiment.store.cells import Cells
 from steerlab.experiment.store.fingerprint import (
     Fingerprint,
@@ -24,7 +25,6 @@ from steerlab.experiment.store.run_folder import RUN_FILE, RunFolder, read_json,
 from steerlab.steering.extraction.extract import library_versions
 
 FORMAT = 2
-BACKENDS = ("lens", "vllm")
 # What must agree for a run to be continued; each with how to say it.
 _CONFIGURATION = {"weights_hash": "model weights", "backend": "backend", "seed": "seed", "dtype": "dtype"}
 
@@ -66,7 +66,7 @@ class Session:
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
         self.owns_engine = self._engine is None
         self.name = name
-        self.backend = _checked_backend(backend) if self._engine is None else self._engine.traits.backend
+        self.backend = backend if self._engine is None else self._engine.traits.backend
         self.seed = check_single_seed(seed)
         self.model, self.load_options = model, dict(load_options)
         self.folder = None if path is None else RunFolder(path)
@@ -352,24 +352,25 @@ def _refuse_differences(path: Path, stored: Mapping[str, Any], own: Mapping[str,
         )
 
 
-def _checked_backend(backend: str) -> str:
+def check_backend(backend: str) -> str:
+    """The backend itself, if `sl.load` has it.
+
+    Raises:
+        InputError: otherwise.
+    """
     if backend not in BACKENDS:
         raise InputError(f"Unknown backend {backend!r}; there are: {', '.join(BACKENDS)}.")
     return backend
 
 
 def _load(model: Any, backend: str, options: Mapping[str, Any]) -> Engine:
-    if backend == "lens":
-        from steerlab.engines.lens import load
-
-        return load(model, **options)
-    if "layers" not in options:
+    if backend not in BACKENDS:  # a run of somebody's own engine, read from its folder
+        raise InputError(f"This run was measured on an engine of the backend {backend!r}; pass that engine as model.")
+    if backend == "vllm" and "layers" not in options:
         raise InputError(
             "vLLM wires the layers that can be steered when it starts: pass Experiment(…, backend='vllm', layers=[14])."
         )
-    from steerlab.engines.vllm import VLLMEngine
-
-    return VLLMEngine(model, **options)
+    return load(model, backend=backend, **options)
 
 
 def plain_option(value: Any) -> Any:

@@ -11,7 +11,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from steerlab.core.contrast_pairs import ContrastPairs
-from steerlab.core.errors import InputError, RunError
+from steerlab.core.errors import InputError, PlanError, RunError
 from steerlab.core.numbers import check_number
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
@@ -58,6 +58,8 @@ def measure_effect(
     with run.look("effect", asked):
         name, function = find_metric(metric)
         check_targets(targets)
+        if isinstance(plan, Plan) and not len(plan):
+            raise PlanError("The plan has no edits, so it can have no effect; add one, e.g. sl.add(vector, dose=1).")
         if not isinstance(controls, Controls):
             raise InputError(f"controls is e.g. sl.Controls(random=20), got {controls!r:.60}.")
         check_pairs(controls, pairs)
