@@ -5,6 +5,8 @@
 SHELL := /bin/bash
 VLLM_COUNT := .vllm-tests-run
 PYTEST_ARGS ?=
+# Processes that share the tests; where PYTEST_ARGS names some tests, they run in this one (-n in PYTEST_ARGS wins).
+WORKERS ?= $(if $(findstring tests/,$(PYTEST_ARGS)),0,2)
 # The TransformerLens of `make test-legacy`; scripts/setup.py lists the versions.
 LEGACY ?= 3.9.0
 
@@ -30,9 +32,9 @@ setup: check-python ## set up everything for development: .venv with test tools 
 demo: base ## run a real steering experiment on a small model and write its report
 	@.venv/bin/steerlab demo
 
-test: setup ## run the whole test suite, vLLM tests included where vLLM can be installed
+test: setup ## run the whole test suite on two cores, vLLM tests included where vLLM can be installed
 	@rm -f $(VLLM_COUNT)
-	@STEERLAB_VLLM_COUNT_FILE=$(VLLM_COUNT) .venv/bin/python -m pytest $(PYTEST_ARGS); status=$$?; \
+	@STEERLAB_VLLM_COUNT_FILE=$(VLLM_COUNT) .venv/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS); status=$$?; \
 	echo "vLLM tests run: $$(cat $(VLLM_COUNT) 2>/dev/null || echo 0)"; exit $$status
 
 lint: setup ## ruff, pyright, import-linter

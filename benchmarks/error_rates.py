@@ -35,11 +35,11 @@ import scipy.stats
 import torch
 
 import steerlab as sl
+from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.files import write_atomic
-from steerlab.core.pairs import balanced_flips
 from steerlab.core.results import Activations
 from steerlab.core.shipped import neutral_text, shipped_vectors
-from steerlab.experiment.effect import Effect
+from steerlab.experiment.measurements.effect.result import Effect
 
 RUNS = {"random": 50, "flipped": 50, "resampled": 100}
 SETTINGS = ("layer", "items", "doses", "draws", "neutral", "seed")  # what must agree for runs to be counted together

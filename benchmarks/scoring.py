@@ -357,9 +357,9 @@ def check(options: argparse.Namespace) -> None:
 
     from steerlab.core.policy import SamplingPolicy
     from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, TokenLogProb
-    from steerlab.steering import where
     from steerlab.steering.operators import add
     from steerlab.steering.plan import Plan
+    from steerlab.steering.positions import where
     from steerlab.steering.vectors import SteeringVector
 
     policy = SamplingPolicy(temperature=0.7, top_p=0.9)

@@ -414,9 +414,9 @@ def check_plans(width: int) -> list:
     """Eight plans of every operator and several kinds of position."""
     import torch
 
-    from steerlab.steering import where as w
     from steerlab.steering.operators import ablate, add, clamp
     from steerlab.steering.plan import Plan
+    from steerlab.steering.positions import where as w
     from steerlab.steering.vectors import SteeringVector
 
     def v(layer: int, seed: int):
@@ -444,7 +444,7 @@ def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[lis
     from transformers import AutoModelForCausalLM
 
     from steerlab.steering.plan import Plan
-    from steerlab.steering.positions import RowPositions
+    from steerlab.steering.positions.rows import RowPositions
     from steerlab.steering.run import PlanRun
 
     if model_path not in _MODELS:

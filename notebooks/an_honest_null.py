@@ -15,8 +15,8 @@
 # # An honest null
 #
 # Take contrast pairs whose labels mean nothing, extract a vector, steer with it, and measure. The scores will move, the
-# interval may well exclude 0, and nothing has been found. This notebook shows how such a result looks, what tells it
-# apart from a real one, and what the report then says.
+# interval may well exclude 0, and yet nothing has been found. This notebook shows what such a result looks like, what
+# distinguishes it from a real one, and what the report then says.
 
 # %%
 # %matplotlib inline
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import steerlab as sl
-from steerlab.core.pairs import balanced_flips
+from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.shipped import neutral_text, shipped_vectors
 from steerlab.experiment.plots import plot_item_slopes, plot_null_slopes
 
@@ -37,15 +37,15 @@ exp = sl.Experiment("honest-null", model="smollm2-135m", seed=0, overwrite=True,
 print(f"{len(pairs)} pairs; {len(items)} items in {len(set(items.groups))} groups")
 
 # %% [markdown]
-# One item from each of the nine groups, to be quick. Intervals resample groups, so three items a group would narrow
-# them less than one might think.
+# One item from each of the nine groups, to be quick. Intervals resample groups, so three items per group would narrow
+# them less than one might expect.
 #
 # ## Pairs without a signal
 #
 # We take the sentiment pairs and exchange positive and negative in exactly half the pairs of every group. The sentences
-# are as good as before; what is gone is the connection between label and content. *Exactly half* matters: if each pair
-# were flipped by a coin of its own, an uneven result would leave more of the true direction in. The activations of the
-# pairs are enough to compare both ways over a thousand draws:
+# do not change; only the connection between label and content is gone. *Exactly half* matters: if each pair were
+# flipped at random on its own, an uneven result would keep more of the true direction. The activations of the pairs are
+# enough to compare both ways over a thousand draws:
 
 # %%
 sides = [
@@ -74,10 +74,10 @@ assert balanced[:, 0].mean() < 0.8 * coins[:, 0].mean()
 assert balanced[:, 1].mean() < np.linalg.norm(true_direction) / 2
 
 # %% [markdown]
-# Coins leave more of the true direction in. With balanced flips most of it cancels, and what is left is short. A dose
-# hides that: it rescales every vector to one length, so a leftover of 54 differences steers as hard as the real vector
-# does. It is no random direction either. It is made of the differences of these sentences, so it lies where such
-# sentences differ, and by chance it has some of the true direction in it, with either sign.
+# Random flips of single pairs keep more of the true direction. With balanced flips most of it cancels, and a short
+# vector is left. A dose hides that: it rescales every vector to one length, so the remainder of 54 differences steers
+# as strongly as the real vector. It is not a random direction either. It is made of the differences of these sentences,
+# so it lies where such sentences differ, and by chance it contains some of the true direction, with either sign.
 
 # %%
 meaningless = pairs.flipped(balanced_flips(pairs.groups, np.random.default_rng(0)))
@@ -104,18 +104,18 @@ assert effect.verdict == "no effect"
 assert high < 0
 
 # %% [markdown]
-# Look at the slope and its interval first, as one would in a paper that reports nothing else. Several nats per unit of
-# dose, and an interval that stays clear of 0: "the vector significantly changes sentiment". Item by item the picture is
-# as convincing:
+# Look at the slope and its interval first, as in a paper that reports nothing else: several nats per unit of dose, and
+# an interval that does not include 0. One could write "the vector significantly changes sentiment". Item by item the
+# result looks as convincing:
 
 # %%
 _ = plot_item_slopes(effect)
 
 # %% [markdown]
-# Nothing in this plot is wrong. These items *were* moved, nearly all to one side, and would be moved again; that is
-# what the interval says, and all it says. It does not say that the labels had anything to do with it. Any push of this
-# length in this layer shifts the balance between favourable and unfavourable words in some direction, consistently over
-# prompts, as they share words and form.
+# Nothing in this plot is wrong. These items *were* moved, nearly all to one side, and would be moved again; that is all
+# that the interval says. It does not say that the labels had anything to do with it. Any addition of this length in
+# this layer shifts the balance between favourable and unfavourable words in some direction, consistently over prompts,
+# because the prompts share words and form.
 #
 # ## The same among its nulls
 
@@ -123,7 +123,7 @@ _ = plot_item_slopes(effect)
 _ = plot_null_slopes(effect)
 
 # %% [markdown]
-# In numbers, with the reasons that the verdict gives:
+# In numbers, with the reasons for the verdict:
 
 # %%
 print(effect.nulls().round(3).to_string(index=False))
@@ -132,17 +132,17 @@ for reason in effect.reasons:
 assert effect.null_ranks["random"] <= 0.05 < effect.null_ranks["shuffled"]
 
 # %% [markdown]
-# Here is the answer, and it is worth a second look. The dashed lines are where the vector stands, on either side; the
-# rank is the share of arms at least as large, this one counted in.
+# The dashed lines show the vector's slope, with either sign; the rank is the share of arms at least as large, the
+# vector itself included.
 #
-# Against **random directions** the meaningless vector comes out on top. Had they been the only null, the verdict would
-# have been `effect`. They are a null for "this direction rather than any", and this direction really is special: it is
-# made of sentences that judge things. Against **label flips** it is one of many: other meaningless labels on the same
-# sentences do as much and more. That the labels meant something is what we would have claimed, and that is what fails.
+# Against **random directions** the meaningless vector ranks first. With this null alone, the verdict would have been
+# `effect`. It is a null for "this direction rather than any", and this direction really is special: it comes from
+# sentences that express a judgement. Against **label flips** it is one of many: other meaningless labels on the same
+# sentences do as much and more. The claim would have been that the labels mean something, and that claim fails.
 #
 # The verdict needs an interval without 0 **and** a rank of at most 0.05 in *every* family, so it is `no effect`.
 #
-# How often does the interval alone mislead? Each random direction can be asked the same question:
+# How often does the interval alone mislead? We can ask the same question about each random direction:
 
 # %%
 rows = effect.rows[effect.rows.family == "random"]
@@ -155,8 +155,8 @@ print(f"{excluding:.0%} of {len(means)} random directions have a 95 % interval t
 assert excluding > 0.25
 
 # %% [markdown]
-# Far more than the 5 % that the words "95 % interval" suggest. The interval is right about the items and silent about
-# the direction. Nineteen directions give that share only roughly; two hundred would pin it down to a few per cent.
+# Far more than the 5 % that the words "95 % interval" suggest. The interval is right about the items and says nothing
+# about the direction. Nineteen directions give that share only roughly; two hundred would give it to a few per cent.
 #
 # ## The real vector, on the same items
 #
@@ -180,18 +180,18 @@ assert real.slope > 2 * abs(effect.slope)
 _ = plot_null_slopes(real)
 
 # %% [markdown]
-# Same doses, same items, same length, and a slope beyond every vector of flipped labels. The largest flips reach about
-# half of it: by chance they keep half the true direction, and at full length half the direction has half the slope.
-# (The flips of the meaningless pairs reached further still. Flipping labels that have been flipped before can bring
-# back most of the true ones.)
+# Same doses, same items, same length, and a slope larger than every vector from flipped labels. The largest flips reach
+# about half of it: by chance they keep half of the true direction, which at full length has half the slope. (The flips
+# of the meaningless pairs reached further: flipping labels that have been flipped before can restore most of the true
+# ones.)
 #
-# The reasons also count: two plans have been tested on these items, and Holm's adjustment raises the rank for that.
-# With 19 draws no rank can be small enough to survive it. Whoever tests many vectors needs more draws: m plans can all
-# survive only if 1 / (1 + draws) ≤ 0.05 / m.
+# The reasons also count plans: two have been tested on these items, and Holm's adjustment raises the rank for that.
+# With 19 draws no rank is small enough to stay below 0.05 after it. To test many vectors you need more draws: m plans
+# can all pass only if 1 / (1 + draws) ≤ 0.05 / m.
 #
 # ## What the report says
 #
-# The report has both, the null first and no smaller than the other. It is one file; open it from the run directory.
+# The report has both, the null first and with the same prominence. It is one file; open it from the run directory.
 
 # %%
 report = Path(exp.report())
@@ -205,14 +205,14 @@ exp.close()
 
 # %% [markdown]
 # A null like this one is a result. It says how large a slope must be, on these items at these doses, before it means
-# anything; and it goes into the paper beside the effect.
+# anything. Report it in the paper beside the effect.
 #
 # ## Exercises
 #
 # 1. Run the null with `np.random.default_rng(1)`, 2, 3 … How do slope and interval change? In how many of twenty seeds
 #    would you expect a rank of 0.05 or less in one family?
-# 2. Flip by coins (`pairs.flipped((rng.random(len(pairs)) < 0.5).tolist())`) for ten seeds, and measure each. How large
-#    do the slopes get, and why is that no null for the labels?
+# 2. Flip each pair at random on its own (`pairs.flipped((rng.random(len(pairs)) < 0.5).tolist())`) for ten seeds, and
+#    measure each. How large do the slopes get, and why is that no null for the labels?
 # 3. Use `metric="choice_prob"`. Nothing is run again; does the verdict change?
 # 4. Give the null a better chance: extract it at layers 10, 14 and 18, and report the best of the three. What would be
 #    the honest way (see *Choosing layer and dose*)?

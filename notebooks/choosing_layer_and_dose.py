@@ -14,9 +14,9 @@
 # %% [markdown]
 # # Choosing layer and dose
 #
-# Which layer, and how much? Trying many and showing the best is how steering results come out too good. This notebook
-# keeps two things apart: *selecting* on development items, within limits on what the plan may cost, and *confirming*
-# the winner once on items that the selection has not seen.
+# Which layer, and which dose? If you try many and show the best, the result is too good. This notebook separates two
+# steps: *selecting* on development items, within limits on the cost of the plan, and *confirming* the winner once on
+# items that the selection has not used.
 
 # %%
 # %matplotlib inline
@@ -37,11 +37,11 @@ assert not set(dev.groups) & set(held_out.groups)
 
 # %% [markdown]
 # The three sets share no group: the vector is extracted from pairs about films and hotels, chosen on prompts about
-# markets and boats, and tested on prompts about museums and clinics. If prompts about one subject stood on both sides,
-# the test would reward a plan for having been fitted to that subject.
+# markets and boats, and tested on prompts about museums and clinics. If prompts about one subject were in two of the
+# sets, the test would reward a plan that fits that subject.
 #
-# With `root=None` the experiment stays in memory. Give it a folder, and every try is kept there, so that a killed
-# search goes on where it stopped.
+# With `root=None` the experiment stays in memory. With a folder, every try is stored there, and an interrupted search
+# continues where it stopped.
 
 # %%
 exp = sl.Experiment("choosing", model="smollm2-135m", seed=0, root=None, dtype="float32", device="cpu")
@@ -53,7 +53,7 @@ texts = neutral_text().split("\n\n")[:2]
 #
 # Six layers and three doses are eighteen tries. The gain is the mean change of the log-prob margin on the development
 # items. The limit is on the perplexity of neutral text: at most 1.25 times the unsteered model's. We measure it on two
-# paragraphs to be quick; a limit that matters deserves all ten, which is what `texts=None` takes.
+# paragraphs to be quick; for a serious limit use all ten, with `texts=None`.
 
 # %%
 doses = [0.1, 0.2, 0.4]
@@ -66,8 +66,8 @@ assert chosen.ppl_ratio <= 1.25
 assert chosen.gain == best.table[best.table.satisfied].gain.max()
 
 # %% [markdown]
-# Nothing is thrown away: the losers stand in the table too, with the hash of the plan that was run. Without the limit
-# another try would have won:
+# Nothing is discarded: the table also contains the other tries, with the hash of the plan that was run. Without the
+# limit another try would have won:
 
 # %%
 unlimited = best.table.loc[best.table.gain.idxmax()]
@@ -76,12 +76,12 @@ assert unlimited.gain > chosen.gain
 assert unlimited.ppl_ratio > 1.25
 
 # %% [markdown]
-# The largest gain of all comes from the largest dose, at a multiple of the perplexity. That is the rule rather than the
-# exception, and why a search without a limit mostly finds the edge of collapse.
+# The largest gain of all comes from the largest dose, at a multiple of the perplexity. This is typical: a search
+# without a limit mostly finds the edge of collapse.
 #
 # ## Where, and how strongly
 #
-# The heat map shows the whole search. It is also a check on the choice: a good cell among good neighbours is a finding,
+# The heat map shows the whole search. It is also a check on the choice: a good cell among good neighbours is credible,
 # a good cell alone is probably noise.
 
 # %%
@@ -92,13 +92,13 @@ assert by_layer.idxmax() == best.layer
 assert by_layer[18] > by_layer[14] > by_layer[10] > by_layer[6]
 
 # %% [markdown]
-# At one dose the gain grows with depth over most of the model. It is tempting to read "sentiment lives in the late
-# layers" out of that, and it would be wrong: the metric is the log-prob of the *very next word*, and the closer an edit
-# is to the output, the more directly it writes on that word's logit. Early layers have to move the word through twenty
-# more blocks. If whole texts are to change, search with a metric of whole texts (see exercise 3). A selection answers
-# the question that its metric asks.
+# At one dose the gain grows with depth over most of the model. It is tempting to conclude that "sentiment is in the
+# late layers", and it would be wrong: the metric is the log-prob of the *very next word*, and the closer an edit is to
+# the output, the more directly it changes that word's logit. An edit in an early layer must act through twenty more
+# blocks. If whole texts should change, search with a metric of whole texts (see exercise 3). A selection answers the
+# question that its metric asks.
 #
-# The map does not say either that one of two neighbouring cells is better: the difference between them rests on twelve
+# The map also does not show that one of two neighbouring cells is better: the difference between them depends on twelve
 # prompts in four groups.
 #
 # ## What each dose buys
@@ -118,14 +118,14 @@ assert frontier.ppl_ratio.is_monotonic_increasing
 assert per_cost.iloc[-1] < per_cost.iloc[1]
 
 # %% [markdown]
-# The curve bends. The first step is cheap; the last one buys less per unit of cost than the first did, because
-# perplexity grows faster than the dose and the margin does not.
+# The curve bends. The first step is cheap; the last one gains less per unit of cost, because perplexity grows faster
+# than the dose and the margin does not.
 #
 # ## Confirm, once
 #
-# The gain above is the best of eighteen, so some of it is luck. `confirm` measures the winner on the held-out items,
-# with an interval clustered by group, and ranks the gain among random directions of the same length. Nineteen is the
-# least number that can reach a rank of 0.05. It refuses items that the selection has seen:
+# The gain above is the best of eighteen, so part of it is luck. `confirm` measures the winner on the held-out items,
+# with an interval clustered by group, and ranks the gain among random directions of the same length. At least nineteen
+# are needed for a rank of 0.05. It refuses items that the selection has used:
 
 # %%
 try:
@@ -136,7 +136,7 @@ else:
     raise AssertionError("development items must be refused")
 
 # %% [markdown]
-# So, on the items that are left for it:
+# So we confirm on the held-out items:
 
 # %%
 confirmed = exp.confirm(best, on=held_out, controls=sl.Controls(random=19))
@@ -147,13 +147,13 @@ assert confirmed.null_ranks["random"] <= 0.05
 
 # %% [markdown]
 # The gain holds on new subjects: the interval lies above 0, and no random direction does as much. Compare the two gains
-# in the line above. How far the held-out one falls short tells how much of the first was selection; with a strong
-# vector and few tries they are close, with a weak one and hundreds of tries they are not.
+# in the line above. The part by which the held-out gain is smaller is due to selection; with a strong vector and few
+# tries it is small, with a weak one and hundreds of tries it is large.
 #
 # ## A second look is no longer clean
 #
 # Suppose somebody finds the limit too strict, and selects again with another. The search costs nothing, as all tries
-# are known. But its winner is then measured on the same held-out items, which have been looked at before:
+# are stored. But its winner is then measured on the same held-out items, which have been measured before:
 
 # %%
 looser = exp.select(vectors, doses=doses, on=dev, subject_to={"ppl_ratio": 2.0}, texts=texts)
@@ -164,9 +164,9 @@ assert again.look == 2
 assert any("look 2" in note for note in again.notes)
 
 # %% [markdown]
-# The result is marked as the second look, here and in the report, and nothing can unmark it. Choosing the better of two
-# confirmations is selection again, on what used to be the test set. The clean way is a third set of items, put aside
-# before one starts. Asking for the *same* confirmation twice is no further look; it is read, not measured:
+# The result is marked as the second look, here and in the report, and the mark cannot be removed. Choosing the better
+# of two confirmations is selection again, on what used to be the test set. The correct way is a third set of items, set
+# aside before you start. The *same* confirmation called twice is no further look; it is read, not measured:
 
 # %%
 assert exp.confirm(best, on=held_out, controls=sl.Controls(random=19)).look == 1

@@ -28,7 +28,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.shipped import neutral_text, shipped_vectors
-from steerlab.experiment.entropies import entropy_summary
+from steerlab.experiment.measurements.entropy import entropy_summary
 from steerlab.experiment.plots import (
     describe_token_differences,
     plot_entropy,
@@ -43,7 +43,7 @@ engine = exp.engine
 # ## The probability of a text after a prompt
 #
 # A score is the sum of log p over **all** tokens of the target, under the full softmax. Nothing is read from a list of
-# likely tokens, so an improbable target has a score as good as a probable one's.
+# likely tokens, so the score of an improbable target is as exact as that of a probable one.
 
 # %%
 scores = engine.score(["The capital of France is"], [[" Paris", " Rome", " a purple bicycle"]])
@@ -53,8 +53,8 @@ for score in scores:
 assert scores[0].log_prob > scores[1].log_prob > scores[2].log_prob
 
 # %% [markdown]
-# Sums compare texts; means per token hide that a longer text has more to predict. And the chain rule holds exactly:
-# scoring " Paris." at once, or " Paris" first and "." after it, gives one number.
+# Use sums to compare texts; a mean per token ignores that a longer text has more to predict. The chain rule holds
+# exactly: scoring " Paris." at once, or " Paris" first and "." after it, gives the same number.
 
 # %%
 whole = engine.score(["The capital of France is"], [[" Paris."]])[0].log_prob
@@ -65,8 +65,8 @@ assert math.isclose(whole, parts, abs_tol=1e-3)
 # %% [markdown]
 # ### Two strings, two probabilities
 #
-# "Paris" and " Paris" are different strings. Which one to ask for is a decision, so `variants` scores both and reports
-# both, rather than whichever happens to be found.
+# "Paris" and " Paris" are different strings. You have to decide which one you mean, so `variants` scores both and
+# reports both.
 
 # %%
 frame = engine.score(["The capital of France is"], [["Paris"]], variants=("", " ")).to_frame()
@@ -79,9 +79,9 @@ assert frame.log_prob[1] > frame.log_prob[0] + 5
 #
 # ### Where the prompt ends
 #
-# Tokenizers join characters across the cut. "Fra" + "nce" is one token for this model, which no sum over "its own"
-# tokens of the target can describe. `joint`, the default, encodes both together, scores from the last token boundary
-# they share, and says `merged`. `separate` encodes each alone, as after a chat template.
+# Tokenizers join characters across the end of the prompt. "Fra" + "nce" is one token for this model, so the target has
+# no tokens of its own to sum over. `joint`, the default, encodes both together, scores from the last token boundary
+# that they share, and marks the row `merged`. `separate` encodes each alone, as after a chat template.
 
 # %%
 for boundary in ("joint", "separate"):
@@ -93,13 +93,13 @@ assert math.isfinite(merged.log_prob)
 
 # %% [markdown]
 # The two numbers answer different questions: how probable is " France" after "The capital of", and how probable is the
-# token "nce" after a text that a tokenizer would not have cut there. Merged rows compare with rows merged at the same
-# place only, which is why they carry the mark.
+# token "nce" after a text that a tokenizer would not have cut there. Compare merged rows only with rows merged at the
+# same place; that is why they are marked.
 #
 # ## Perplexity
 #
-# Over a whole text, exp of the mean negative log-probability of all tokens but the first. The plan is the shipped
-# sentiment vector, and neutral prose is what it should leave alone.
+# The perplexity of a whole text is exp of the mean negative log-probability of all tokens but the first. The plan is
+# the shipped sentiment vector; it should change neutral prose as little as possible.
 
 # %%
 vector = sl.SteeringVector.load(shipped_vectors() / "sentiment" / "sentiment.safetensors")
@@ -114,15 +114,15 @@ for name, arm in (("unsteered", None), ("steered", plan)):
     assert math.isclose(found.perplexity, math.exp(-score.log_prob / score.num_tokens), rel_tol=1e-4)
 
 # %% [markdown]
-# The assert ties it to the scores above: it is the score of the text after its own first token, per token. A perplexity
-# ratio is one number for many tokens. It says that the plan costs something. It does not say what, and two
-# interventions with one ratio can do very different things. So we look closer.
+# The assert connects perplexity to the scores above: it is the score of the text after its own first token, per token.
+# A perplexity ratio is one number for many tokens. It says that the plan costs something, but not what: two
+# interventions with the same ratio can do very different things. So we look at the distributions.
 #
 # ## Entropy and divergence on the same text
 #
 # Both arms read the same four paragraphs; at every position we have two distributions over the vocabulary. `raw_…` is
-# the model's own distribution, `base` and `steered` are what is left of it under a sampling policy (temperature 0.7,
-# top-p 0.9), all in nats. KL(steered ‖ base) is how far apart they are.
+# the model's own distribution; `base` and `steered` are the distributions under a sampling policy (temperature 0.7,
+# top-p 0.9), all in nats. KL(steered ‖ base) measures how far apart they are.
 
 # %%
 policy = sl.SamplingPolicy(temperature=0.7, top_p=0.9)
@@ -136,11 +136,11 @@ assert summary.loc["kl", "low"] > 0
 # Read `raw_change` and `kl` together. The mean entropy changes by a few hundredths of a nat out of three. Its interval
 # (whole texts resampled; with four texts only a rough one) may well exclude 0, but the change is small beside the
 # divergence. So the plan does **not** make the model much more or less certain; it makes it expect *other words* with
-# nearly the same certainty. Whoever looked at entropy alone would call this plan almost inert.
+# nearly the same certainty. From the entropy alone, one would conclude that this plan does almost nothing.
 #
-# `policy_kl` is infinite on average, and that is no accident. The steered nucleus holds tokens that the unsteered one
-# has cut off, and a distribution that can draw what another never draws is infinitely far from it. The share of such
-# positions and the overlap of the nuclei are the finite way to say it:
+# `policy_kl` is infinite on average. The steered nucleus contains tokens that the unsteered one does not, and the
+# divergence of a distribution that can draw a token from one that cannot is infinite. The share of such positions and
+# the overlap of the nuclei are finite figures for the same comparison:
 
 # %%
 share = summary.loc["policy_kl_infinite", "mean"]
@@ -152,15 +152,16 @@ assert 0 < share < 1
 assert 0 < kept < 1
 
 # %% [markdown]
-# Position by position, averaged over the texts. Towards the right fewer texts reach that far, so the lines get rougher.
+# Position by position, averaged over the texts. Fewer texts reach the positions on the right, so the lines there are
+# noisier.
 
 # %%
 _ = plot_entropy(rows, base="raw_base", steered="raw_steered")
 
 # %% [markdown]
-# The two lines follow each other: what is hard to predict is so in both arms. The divergence below them is smallest at
-# the start and larger further on, though every position gets the same edit: later positions also read the edited
-# earlier ones through attention.
+# The two lines follow each other: positions that are hard to predict are so in both arms. The divergence below them is
+# smallest at the start and larger further on, though every position gets the same edit: later positions also read the
+# edited earlier ones through attention.
 
 # %%
 print(rows.groupby(rows.position // 20 * 20).kl.mean().round(3).to_string())
@@ -180,7 +181,7 @@ _ = plot_token_differences(tokens)
 print(describe_token_differences(tokens))
 
 # %% [markdown]
-# The judging words in numbers, log p steered minus unsteered:
+# The words that express a judgement in numbers, log p steered minus unsteered:
 
 # %%
 change = tokens.assign(word=tokens.token.str.strip()).set_index("word").difference
@@ -188,14 +189,14 @@ print(change[["lovely", "wonderful", "awful", "broken"]].round(2).to_string())
 assert change[["lovely", "wonderful"]].min() > change[["awful", "broken"]].max() + 1
 
 # %% [markdown]
-# Blue tokens became likelier, orange and underlined ones less likely. The unfavourable words lost several nats; the
+# Blue tokens became more likely, orange and underlined ones less likely. The unfavourable words lost several nats; the
 # favourable ones gained a little, or lost far less. Gains are small because the unsteered model expects praise in such
-# a sentence anyway, and log p has a ceiling where it has no floor. Most function words hardly moved. That is the shape
-# that a sentiment vector should have. One sentence is an illustration of it, no test.
+# a sentence anyway, and log p is bounded above but not below. Most function words hardly moved. This is what one
+# expects of a sentiment vector. One sentence is an illustration of it, not a test.
 #
 # ## Does a random direction do the same?
 #
-# Ask before believing any of it. A random direction of the same length, at the same layer:
+# Check this before you interpret any of it. A random direction of the same length, at the same layer:
 
 # %%
 noise = torch.randn(vector.d_model, generator=torch.Generator().manual_seed(0))
@@ -222,4 +223,4 @@ exp.close()
 #    it equal?
 # 3. Score the hotel text under `plan.scaled(-1)`. Do the same words move, the other way?
 # 4. Find the text among the ten shipped paragraphs on which the plan changes the entropy most, with
-#    `steerlab.experiment.entropies.entropy_by_text`. Would you have expected it?
+#    `steerlab.experiment.measurements.entropy.entropy_by_text`. Would you have expected it?

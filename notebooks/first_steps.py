@@ -14,8 +14,8 @@
 # %% [markdown]
 # # First steps
 #
-# Extract a direction from contrast pairs, steer a small model with it, choose a dose of your own, bring pairs of your
-# own, and measure an effect beside its nulls. Everything runs on a CPU in about a minute.
+# Extract a vector from contrast pairs, steer a small model with it, choose a dose, use contrast pairs of your own, and
+# measure an effect beside its nulls. Everything runs on a CPU in about a minute.
 
 # %%
 # %matplotlib inline
@@ -34,9 +34,9 @@ print(engine.info)
 # %% [markdown]
 # ## A direction
 #
-# Contrast pairs are sentences that differ in one property. `extract` runs each once and gives one vector per layer: the
-# mean difference of the residual stream at the last token. The pairs that ship with the package come in groups (film,
-# hotel, concert …) and in splits; we extract from `train` only, so that the rest stays unseen.
+# Contrast pairs are sentences that differ in one property. `extract` runs each once and gives one steering vector per
+# layer: the mean difference of the residual stream at the last token. The pairs that ship with the package come in
+# groups (film, hotel, concert …) and in splits; we extract from `train` only, so that the rest stays unseen.
 
 # %%
 folder = shipped_vectors() / "sentiment"
@@ -49,17 +49,17 @@ print(vectors[14])
 # %% [markdown]
 # ## A plan
 #
-# A plan says what is added, how much, and where. A dose of 0.2 adds a vector as long as 0.2 times the median norm of
-# the stream at that layer, so that doses compare between layers and models where raw coefficients do not. By default
-# the last prompt token and everything generated is edited.
+# A plan says which vector is added, how strongly, and at which tokens. The dose is the strength in units of the
+# stream's median norm at that layer: a dose of 0.2 adds a vector as long as 0.2 times that norm. Doses compare between
+# layers and models; raw coefficients do not. By default the last prompt token and everything generated is edited.
 
 # %%
 plan = sl.Plan(sl.add(vectors[14], dose=0.2))
 print(plan)
 
 # %% [markdown]
-# `plan.scaled(k)` multiplies the whole plan, and 0 is the untouched model. With one seed, every scale gets the same
-# random draws, so texts differ by the plan and not by luck.
+# `plan.scaled(k)` multiplies the whole plan, and 0 is the unedited model. With one seed, every scale gets the same
+# random draws, so texts differ by the plan and not by chance.
 
 # %%
 prompts = ["The new café on the corner is", "I have to say that the concert was"]
@@ -74,12 +74,12 @@ for scale in (-1.0, 0.0, 1.0):
 assert texts[0.0] == engine.generate(prompts, policy=policy, max_new_tokens=20, seed=1).texts
 
 # %% [markdown]
-# Reading samples is good for noticing that something is odd, and bad for deciding whether a vector works: two prompts
-# and one seed can show anything. The assert says one thing for certain: scale 0 gives the very text of no plan at all.
+# Samples show that something is odd, but they cannot decide whether a vector works: two prompts and one seed can show
+# anything. The assert says one thing for certain: scale 0 gives exactly the text of no plan at all.
 #
-# What a plan really edited is counted inside the operator, and kept in `engine.receipts` after every call. Below is the
-# one of the first prompt at scale +1: the last prompt token and 19 of the 20 sampled ones, because the last sampled
-# token drives no further step.
+# A receipt states what a plan really edited, counted inside the operator; `engine.receipts` holds those of the last
+# call. Below is the one of the first prompt at scale +1: the last prompt token and 19 of the 20 sampled ones, because
+# the last sampled token predicts nothing.
 
 # %%
 print(receipt)
@@ -90,7 +90,7 @@ assert all(edit.edited == edit.expected == 20 for edit in receipt.edits)
 # ## What changed, exactly
 #
 # A score is the sum of log-probabilities of all tokens of a target, whatever their rank. The log-prob *margin* between
-# a favourable and an unfavourable word is a number that one can compare between arms.
+# a favourable and an unfavourable word is a number that can be compared between arms (steered and unsteered).
 
 
 # %%
@@ -106,12 +106,12 @@ print(pd.DataFrame({"prompt": prompts, "unsteered": unsteered, "steered": steere
 assert (steered > unsteered).all()
 
 # %% [markdown]
-# The margin rises on both prompts. The unsteered model already prefers the favourable word or not for reasons of its
-# own; only the difference between the two columns is the plan's doing.
+# The margin rises on both prompts. The unsteered model has its own preference between the two words; only the
+# difference between the two columns is due to the plan.
 #
 # ## Your turn: change the dose
 #
-# Set `DOSE` and run the cell again. Try 0.05, −0.2, 0.4 and 0.8. The second figure is what the dose costs: perplexity
+# Set `DOSE` and run the cell again. Try 0.05, −0.2, 0.4 and 0.8. The second figure is the cost of the dose: perplexity
 # of ordinary text, as a multiple of the unsteered model's.
 
 # %%
@@ -125,9 +125,8 @@ print(f"dose {DOSE:g}: margin {gain:+.2f} nats, perplexity of neutral text ×{ra
 print(prompts[0] + engine.generate(prompts[:1], plan=own, policy=policy, max_new_tokens=20, seed=1).texts[0])
 
 # %% [markdown]
-# Here is the same over a row of doses at once. Up to about 0.2 the margin grows while the cost stays small. Beyond that
-# the price runs away: a model whose perplexity has doubled is being damaged, and whatever its margin does then says
-# little about sentiment.
+# The same for several doses at once. Up to about 0.2 the margin grows while the cost stays small. Beyond that the cost
+# rises steeply: a model whose perplexity has doubled is damaged, and its margin then says little about sentiment.
 
 # %%
 doses = [-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.8]
@@ -149,9 +148,9 @@ assert sweep["ppl ratio"][0.8] > sweep["ppl ratio"][0.4] > sweep["ppl ratio"][0.
 # %% [markdown]
 # ## Your own pairs
 #
-# Any property will do that you can say in pairs of sentences. A file of pairs is one JSON object a line, with
-# `positive`, `negative` and, better, a `group`: pairs about one subject belong together, and are kept together when
-# pairs are split or resampled. Here we write such a file about warm and cold, and read it back.
+# Any property works that you can express in pairs of sentences. A file of pairs has one JSON object per line, with
+# `positive`, `negative` and preferably a `group`: pairs about one subject belong together, and stay together when pairs
+# are split or resampled. Here we write such a file about warm and cold, and read it back.
 
 # %%
 own_pairs = [
@@ -173,8 +172,8 @@ warmth = sl.extract(engine, mine, method="mean_diff", layers=[14], name="warmth"
 print(warmth, f"from {len(mine)} pairs in {len(set(mine.groups))} groups")
 
 # %% [markdown]
-# None of the words below stands in a pair, or the test would only show that the model can repeat. We look at both
-# signs: a direction that stands for warmth should lower the margin when it is subtracted.
+# None of the words below occurs in a pair; otherwise the test would only show that the model can repeat. We look at
+# both signs: a direction for warmth should lower the margin when it is subtracted.
 
 # %%
 weather = [
@@ -191,15 +190,16 @@ means = table.mean()
 assert means["scale -1"] < means["scale +0"] < means["scale +1"]
 
 # %% [markdown]
-# Averaged over the three prompts the margin goes the way the pairs say. Eight pairs and three prompts are enough to see
-# that the machinery works on your file, and far too few to claim anything: a random direction may do as much. That is
-# what the next step is for.
+# Averaged over the three prompts the margin moves as the pairs say. Eight pairs and three prompts are enough to see
+# that the method works on your file, and far too few to claim anything: a random direction may do as much. The next
+# step tests that.
 #
 # ## From a change to an effect
 #
-# Random directions of the same length move these scores too. `Experiment.effect` therefore runs the vector at several
-# doses on items that the vector has not seen, and beside it random directions as a null. We take one prompt from each
-# of the nine groups and the smallest number of directions with which a rank of 0.05 can be reached at all (19).
+# Random directions of the same length move these scores too. An **effect** is therefore the change of the metric per
+# unit of dose, compared with such directions. `Experiment.effect` runs the vector at several doses on items that the
+# vector has not seen, and random directions beside it as a null. We take one prompt from each of the nine groups, and
+# 19 directions, the smallest number with which a rank of 0.05 can be reached.
 
 # %%
 test = sl.Targets.from_jsonl(folder / "targets.jsonl", split="test")
@@ -216,13 +216,13 @@ assert effect.slope > 1.5 * effect.null_slopes.slope.abs().mean()
 
 # %% [markdown]
 # The verdict needs both: an interval that excludes 0, and a slope larger than those of the random directions. The plot
-# shows the second: the band is where all nineteen of them lie.
+# shows the second: all nineteen of them lie inside the band.
 
 # %%
 _ = effect.plot()
 
 # %% [markdown]
-# Everything measured is in the run directory already, and a report is one file that opens from disk. With more time,
+# Everything measured is already in the run directory, and the report is one file that opens from disk. With more time,
 # use all test items, five doses, `Controls(random=20, shuffled=20)` and the pairs, as `steerlab demo` does; random
 # directions are one null, and vectors from flipped labels are another.
 
@@ -235,10 +235,10 @@ exp.close()
 # %% [markdown]
 # ## Exercises
 #
-# 1. Find the dose at which perplexity of the ferry sentence passes 1.5 times the unsteered one. Is it the same for both
-#    signs?
+# 1. Find the dose at which the perplexity of the ferry sentence exceeds 1.5 times the unsteered one. Is it the same for
+#    both signs?
 # 2. Edit every position instead (`where=sl.where.all()` in `sl.add`). How do gain and cost change at dose 0.2?
-# 3. Ask the honest question about warmth: write targets for it (`sl.Targets.from_records`), and measure its effect with
-#    19 random directions. Is it above all of them?
+# 3. Test warmth in the same way: write targets for it (`sl.Targets.from_records`), and measure its effect with 19
+#    random directions. Is it above all of them?
 # 4. Replace `my_pairs.jsonl` by pairs of your own. Which layer's vector moves your targets most, and how would you
-#    avoid fooling yourself when you pick it? The next notebook, *Choosing layer and dose*, is about that.
+#    avoid a biased choice? The next notebook, *Choosing layer and dose*, is about that.

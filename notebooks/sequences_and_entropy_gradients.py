@@ -14,9 +14,9 @@
 # %% [markdown]
 # # Sequences and entropy gradients
 #
-# How random is what a model writes, under the policy that really samples it? And how would that change if its
-# parameters moved? `SequenceProcessor` draws responses, scores them exactly under the sampling policy, and estimates
-# the gradient of the entropy of whole sequences, on a Hugging Face model that it leaves as it is.
+# How random is the model's output under the policy that really samples it? And how would that change if its parameters
+# moved? `SequenceProcessor` draws responses, scores them exactly under the sampling policy, and estimates the gradient
+# of the entropy of whole sequences. It does not change the Hugging Face model that it works on.
 
 # %%
 # %matplotlib inline
@@ -59,16 +59,16 @@ assert not any(outside.any() for row in logprobs.outside_nucleus for outside in 
 assert tokens.log_q.mean() > tokens.log_prob.mean()
 
 # %% [markdown]
-# Every sampled token lies inside the nucleus that scored it, as the assert says. That sounds trivial, and is where many
-# evaluations go wrong: log p of the full model, or log p / T, is not the probability with which the token was drawn.
-# Log q is. On average over draws it is the larger of the two (Gibbs' inequality), as the mass that the policy cuts off
-# is shared out among the tokens that it keeps.
+# Every sampled token lies inside the nucleus that scored it, as the assert says. Many evaluations get this wrong: log p
+# of the full model, or log p / T, is not the probability with which the token was drawn. Log q is. On average over
+# draws it is the larger of the two (Gibbs' inequality), because the mass that the policy cuts off is distributed over
+# the tokens that it keeps.
 #
 # ## Two estimates of one entropy
 #
 # The entropy of the policy's *sequences* can be estimated from samples in two ways. The naive one adds up −log q of the
-# drawn tokens. The Rao-Blackwellised one adds up the entropy of the distribution at each step, and so averages over the
-# token exactly instead of by luck. Both have the same mean; the second has less variance.
+# drawn tokens. The Rao-Blackwellised one adds up the entropy of the distribution at each step: it averages over the
+# token exactly instead of using the one that was drawn. Both have the same mean; the second has less variance.
 
 # %%
 sums = tokens.groupby(["prompt_index", "sample_index"])[["policy_surprisal", "rb_entropy"]].sum()
@@ -81,10 +81,10 @@ assert spread["RB"] < spread["naive"]
 assert (gap["mean"].abs() < 4 * gap["sem"]).all()
 
 # %% [markdown]
-# The means agree within their errors and the spread of the RB column is smaller. What remains of it is real: responses
-# take different ways, and some ways are more open than others. That part no averaging over single tokens removes.
-# Sixteen responses give a standard error of the order of a nat; four times as many halve it, and the RB estimate saves
-# you part of those.
+# The means agree within their errors, and the spread of the RB column is smaller. The remaining spread is real:
+# responses take different paths, and some paths are more open than others. Averaging over single tokens cannot remove
+# that part. Sixteen responses give a standard error of the order of a nat; four times as many halve it, and the RB
+# estimate needs fewer.
 
 # %%
 with style():
@@ -105,7 +105,7 @@ with style():
 # ## Diagnostics, step by step
 #
 # The same pass gives the shape of each step's distribution: how much mass lies in the nucleus, how many tokens it
-# holds, how sure the first choice is. Means over the responses of each prompt:
+# contains, how probable the first choice is. Means over the responses of each prompt:
 
 # %%
 steps = diagnostics.steps_frame()
@@ -131,13 +131,13 @@ assert ((steps.head_mass >= 0.95 - 1e-5) & (steps.top1_prob <= 1 + 1e-6)).all()
 # %% [markdown]
 # The capital starts with near certainty, the name with a wide choice. Later both are ordinary prose, and the curves
 # come closer together. Hundreds of tokens in the nucleus beside an entropy of four nats are no contradiction: the
-# nucleus counts tokens, exp(entropy) weighs them.
+# nucleus counts tokens, exp(entropy) weights them.
 #
 # ## Moving the parameters
 #
-# `params_override(v, η)` is the model at θ + η·v for one call. The live model is not touched. With η = 0 the importance
-# weights of all sequences are 1, which checks that sampling and scoring agree; with a small step they spread, and the
-# effective sample size says how far the old samples still serve.
+# `params_override(v, η)` is the model at θ + η·v for one call. The live model is not changed. With η = 0 the importance
+# weights of all sequences are 1, which checks that sampling and scoring agree. With a small step they spread, and the
+# effective sample size says how far the old samples are still useful.
 
 # %%
 name = "model.layers.20.mlp.down_proj.weight"
@@ -158,17 +158,17 @@ assert torch.equal(weight, before)
 
 # %% [markdown]
 # This processor samples the model's own distribution (temperature 1, no cut). With top-p below 1, weights other than 1
-# are biased, as the moved policy may reach sequences that were never drawn; the library warns of it.
+# are biased, as the moved policy may reach sequences that were never drawn; the library warns about it.
 #
 # ## The gradient of entropy
 #
 # How does the entropy of sequences, H(θ) = E[Σ H_k], change with the parameters? Two things happen: each step's
-# distribution changes (first term), and prefixes are reached more or less often (second):
+# distribution changes (first term), and prefixes become more or less likely (second):
 #
 # ∇H = E[ Σ ∇H_k + Σ ∇log q_k · (Σ_{j>k} H_j − b_k) ]
 #
 # The second term is a score-function estimate and noisy; the baseline b_k, predicted from the shape of the step's
-# distribution, takes some of the noise out. An estimator with this many parts wants a check.
+# distribution, removes some of the noise. An estimator with this many parts needs a check.
 #
 # **A check without noise.** With one token per response there are no later steps: the second term vanishes, and H is
 # the entropy of one distribution. The gradient along v must then equal a finite difference almost to rounding.
@@ -182,8 +182,8 @@ assert abs(exact.predicted - exact.measured) < 0.02 * abs(exact.predicted) + 0.0
 
 # %% [markdown]
 # **With eight tokens** both sides are estimates. The finite difference re-measures the entropy at θ ± η·v on the same
-# sequences with importance weights. They estimate one number by different terms, and should agree within a few standard
-# errors.
+# sequences with importance weights. The two estimate one number by different terms, and should agree within a few
+# standard errors.
 
 # %%
 gradient = entropy_gradient(free, drawn, names=[name])
@@ -197,12 +197,12 @@ assert weight.grad is None
 
 # %% [markdown]
 # They agree, within an error that may be as large as the number itself: a random direction hardly changes the entropy,
-# and 48 short responses cannot resolve so little. The check shows that the two estimates are consistent; for a figure
-# to publish, draw until the standard error is small beside it. The error falls with the root of the number of
-# responses, so a tenth of it needs a hundred times as many.
+# and 48 short responses cannot resolve such a small change. The check shows that the two estimates are consistent; for
+# a figure to publish, draw until the standard error is small beside it. The error falls with the square root of the
+# number of responses, so a tenth of it needs a hundred times as many.
 #
-# **A direction that matters.** Along the gradient itself the change should be large and upwards. Measuring it on the
-# very sequences that the gradient was fitted to would flatter it, so we draw new ones.
+# **A direction that matters.** Along the gradient itself the change should be large and positive. Measured on the same
+# sequences from which the gradient was estimated it would be biased upwards, so we draw new ones.
 
 # %%
 size = gradient.gradient[name].norm()
@@ -216,8 +216,8 @@ assert climbed.measured < climbed.predicted
 
 # %% [markdown]
 # A step of one per cent of the matrix's norm in this direction raises the entropy, on draws that the gradient has not
-# seen. The prediction on the old draws is larger: the estimated gradient points along its own noise too, and ⟨g, g⟩
-# counts that as gain. It is the same trap as choosing a layer and reporting its score on the same items.
+# seen. The prediction on the old draws is larger: the estimated gradient also points along its own noise, and ⟨g, g⟩
+# counts that as gain. Choosing a layer and reporting its score on the same items has the same bias.
 #
 # ## Exercises
 #

@@ -14,16 +14,16 @@
 # %% [markdown]
 # # Steering at scale with vLLM
 #
-# The same plans run inside vLLM: every request of a batch may have a plan of its own, scores are exact there too, and
-# nothing leaks from one request to another. This notebook runs a real vLLM engine on the CPU with a small model; on a
-# GPU only the numbers of tokens per second change.
+# The same plans run inside vLLM: every request of a batch can have its own plan, scores are exact there too, and no
+# request's edits affect another request. This notebook runs a real vLLM engine on the CPU with a small model; on a GPU
+# only the numbers of tokens per second change.
 #
 # vLLM must be installed (`pip install vllm==0.32.0` on a GPU host; the documentation's *Installation* says how on a
 # CPU).
 
 # %% [markdown]
-# Some settings must stand before vLLM is imported. The first two keep the engine in this process, which starts faster
-# and suits a notebook, and its cache small.
+# Some settings must be made before vLLM is imported. The first keeps the engine in this process, which starts faster
+# and suits a notebook; the second keeps its cache small.
 
 # %%
 import os
@@ -43,9 +43,9 @@ from steerlab.vllm import SequenceProb
 # %% [markdown]
 # ## An engine with two wired layers
 #
-# vLLM compiles the model before it serves, so the layers that plans may edit are stated at the start. The shipped
-# sentiment vector belongs to layer 14, the one for formality to layer 24. `max_model_len` must exceed the windows of
-# 256 tokens on which a dose is measured.
+# vLLM compiles the model when it starts, so the layers that plans may edit (the *wired* layers) are stated at the
+# start. The shipped sentiment vector belongs to layer 14, the one for formality to layer 24. `max_model_len` must
+# exceed the windows of 256 tokens on which a dose is measured.
 
 # %%
 sentiment, formality = (
@@ -62,8 +62,8 @@ engine = sl.VLLMEngine(
 print(engine.info)
 
 # %% [markdown]
-# `enforce_eager` leaves compilation out, which would take longer here than it saves. On a GPU leave it away: steering
-# stays inside the CUDA graphs.
+# `enforce_eager` skips compilation, which would take longer here than it saves. On a GPU leave it out: steering then
+# runs inside the CUDA graphs.
 #
 # ## One batch, many plans
 #
@@ -89,16 +89,16 @@ assert texts["dose 0"] == texts["unsteered"]
 assert len({texts[name] for name in ("unsteered", "favourable", "unfavourable")}) > 1
 
 # %% [markdown]
-# Six requests with one prompt and different ends, while dose 0 gives the very tokens of the unsteered request. A plan
-# need not change a greedy text: where its push does not put another token on top, the text stays (that may be so here
-# for the favourable one, as the letter is good news anyway). Scores, further down, show what texts hide. That the
-# requests run in one batch is more than convenience: vLLM shares the cache of equal prompts, and a tool that edits
-# activations without telling the cache would hand one request's edits to the next.
+# Six requests with one prompt and different endings, while dose 0 gives exactly the tokens of the unsteered request. A
+# plan need not change a greedy text: where it does not make another token the most probable one, the text stays the
+# same (possibly so here for the favourable plan, as the letter is good news anyway). The scores further down show what
+# texts hide. One batch is also a test of isolation: vLLM shares the cache of equal prompts, and a tool that edits
+# activations without telling the cache would give one request's edits to the next.
 #
 # ## Receipts
 #
-# Edits are counted inside the operator, per request, and compared with what the plan implies. A difference raises, so a
-# result that you hold is complete.
+# A receipt states what a plan really edited. Edits are counted inside the operator, per request, and compared with what
+# the plan implies. A difference raises an error, so every result that is returned is complete.
 
 # %%
 rows = [
@@ -112,12 +112,12 @@ assert {row["request"] for row in rows} >= {"favourable", "unfavourable", "forma
 assert not receipts[0].edits
 
 # %% [markdown]
-# Sixteen positions each: the last prompt token and fifteen sampled ones, as the last sampled token drives nothing.
+# Sixteen positions each: the last prompt token and fifteen sampled ones, as the last sampled token predicts nothing.
 #
 # ## Nothing leaks
 #
-# The sharpest test of isolation is the plain one. Run the steered requests first, then the same prompt unsteered,
-# alone, on the warm cache:
+# The most direct test of isolation: run the steered requests first, then the same prompt unsteered, alone, on the warm
+# cache:
 
 # %%
 alone = engine.generate([prompt], policy=greedy, max_new_tokens=16)
@@ -125,8 +125,8 @@ print(repr(alone.texts[0]))
 assert alone[0].token_ids == batch[0].token_ids
 
 # %% [markdown]
-# A plan for a layer that was not wired is refused, by name. With `on_error="return"` only that request fails, and the
-# others of the batch go on:
+# A plan for a layer that was not wired is refused with an error. With `on_error="return"` only that request fails, and
+# the others of the batch continue:
 
 # %%
 astray = sl.Plan(sl.add(sl.SteeringVector.from_tensor(sentiment.values, layer=3), coef=1.0))
@@ -139,8 +139,8 @@ assert mixed[1].token_ids == batch[0].token_ids
 # %% [markdown]
 # ## Exact scores
 #
-# Scores are sums over all tokens of a target here too. Prompts may have plans of their own again, so that a whole row
-# of doses is one call.
+# Scores are sums over all tokens of a target here too. Each prompt can have its own plan, so that several doses need
+# one call.
 
 # %%
 doses = [-0.2, -0.1, 0.0, 0.1, 0.2]
@@ -153,11 +153,11 @@ print(margin.round(3).to_string())
 assert margin.is_monotonic_increasing
 
 # %% [markdown]
-# The margin rises with every step of the dose. This is one prompt; for an effect with nulls the whole experiment runs
-# on this engine, with `sl.Experiment(..., backend="vllm", layers=[14])`.
+# The margin rises with every step of the dose. This is one prompt; for an effect with nulls, run the whole experiment
+# on this engine with `sl.Experiment(..., backend="vllm", layers=[14])`.
 #
-# `SequenceProb` gives the same numbers as plain dictionaries, one per prompt, sequence and variant. With and without a
-# leading space are two strings, and both are reported.
+# `SequenceProb` gives the same numbers as plain dictionaries, one per prompt, sequence and variant. A sequence with and
+# without a leading space is two strings, and both are reported.
 
 # %%
 found = SequenceProb(engine).get_log_prob(["The capital of France is"], ["Paris", "Rome"], variants=("", " "))
@@ -169,8 +169,8 @@ assert by_sequence[" Paris"] > by_sequence["Paris"]
 # %% [markdown]
 # ## The same answer on both engines
 #
-# Fast is worth nothing if it is something else. Parity scores the same tokens under the same plan on the
-# TransformerLens engine and on this one. The tolerance is not a guess: it is four times what the two engines differ by
+# A fast engine is useful only if its results are the same. Parity scores the same tokens under the same plan on the
+# TransformerLens engine and on this one. The tolerance is measured: four times the difference of the two engines
 # *without* a plan.
 
 # %%
@@ -182,15 +182,15 @@ assert parity.passed
 assert parity.max_delta < 1e-3 < parity.steering_size
 
 # %% [markdown]
-# The engines add their sums in another order, so they differ in the last digits of float32; the plan moves the same
+# The engines sum in another order, so they differ in the last digits of float32; the plan moves the same
 # log-probabilities by thousands of times more. Receipts agree as well. (In half precision the unsteered difference is
-# far larger, and the tolerance with it.)
+# far larger, and so is the tolerance.)
 #
 # ## Close
 #
 # An engine holds memory, on a GPU nearly all of it, until it is closed. In a script use `with sl.VLLMEngine(...)`,
-# which closes it on errors too, and put the code under `if __name__ == "__main__":`, as vLLM starts processes of its
-# own there.
+# which closes it on errors too, and put the code under `if __name__ == "__main__":`, because vLLM starts processes of
+# its own there.
 
 # %%
 engine.close()
@@ -201,6 +201,6 @@ exp.close()
 #
 # 1. Ask for `n=8` samples per prompt with `sl.SamplingPolicy(temperature=0.8)`. Are they the same with another batch?
 # 2. Let a plan edit generated positions only (`where=sl.where.generated()`). Which cache blocks can it share with
-#    unsteered requests, and what does `engine.inherited` say after a second call?
+#    unsteered requests, and what does `.inherited` of the result say after a second call?
 # 3. Repeat parity with `dtype="bfloat16"` on both engines. How large is the measured tolerance?
 # 4. Run the effect of *First steps* with `backend="vllm"`. Compare the slopes.

@@ -5,9 +5,13 @@ and the plotting libraries stay out of a process until something needs them.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+from steerlab._moved import MovedModules
+
 if TYPE_CHECKING:
+    from steerlab.core.contrast_pairs import ContrastPairs
     from steerlab.core.engine import Engine
     from steerlab.core.errors import (
         BackendMissingError,
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
         VectorShapeError,
         VectorValueError,
     )
-    from steerlab.core.pairs import ContrastPairs
     from steerlab.core.policy import SamplingPolicy
     from steerlab.core.receipts import Receipt
     from steerlab.core.results import Activations, Completion, Generations, Scores
@@ -43,11 +46,11 @@ if TYPE_CHECKING:
         current_step,
         generate_steered_response,
         hooked_generate,
-        load,
     )
+    from steerlab.engines.loading import load
     from steerlab.engines.vllm import VLLMEngine
     from steerlab.experiment import Controls, Effect, Experiment
-    from steerlab.experiment.diagnostics_plot import plot_diagnostics
+    from steerlab.experiment.plots.diagnostics import plot_diagnostics
     from steerlab.experiment.run_comparison import compare
     from steerlab.scoring.distributions import read_distributions
     from steerlab.scoring.divergence import Divergence, divergence
@@ -64,20 +67,22 @@ if TYPE_CHECKING:
         TokenStepDiagnostics,
         register_dataset,
     )
-    from steerlab.steering import schedule, where
-    from steerlab.steering.condition import when
     from steerlab.steering.explain import explain
-    from steerlab.steering.extract import extract
+    from steerlab.steering.extraction.extract import extract
     from steerlab.steering.formats.gguf import export_gguf
     from steerlab.steering.formats.loreft import import_loreft
     from steerlab.steering.formats.sae import import_sae
     from steerlab.steering.operators import ablate, add, clamp, rotate
     from steerlab.steering.operators import set as set
+    from steerlab.steering.operators.registry import register_operator
     from steerlab.steering.plan import Plan
-    from steerlab.steering.registry import register_operator
+    from steerlab.steering.positions import schedule, where
+    from steerlab.steering.positions.condition import when
     from steerlab.steering.vectors import SteeringVector, VectorSet
 
     __version__: str
+
+sys.meta_path.append(MovedModules())
 
 # Public name -> the module that holds it. A name equal to the last part of its module is still looked up inside it,
 # except in `_MODULES`, whose names stand for the module itself.
@@ -87,7 +92,7 @@ _NAMES = {
     "BatchedSequences": "steerlab.sequences",
     "Completion": "steerlab.core.results",
     "ContextLengthError": "steerlab.core.errors",
-    "ContrastPairs": "steerlab.core.pairs",
+    "ContrastPairs": "steerlab.core.contrast_pairs",
     "Controls": "steerlab.experiment",
     "DataError": "steerlab.core.errors",
     "DiagnosticsPack": "steerlab.sequences",
@@ -140,22 +145,22 @@ _NAMES = {
     "divergence": "steerlab.scoring.divergence",
     "explain": "steerlab.steering.explain",
     "export_gguf": "steerlab.steering.formats.gguf",
-    "extract": "steerlab.steering.extract",
+    "extract": "steerlab.steering.extraction.extract",
     "generate_steered_response": "steerlab.engines.lens",
     "hooked_generate": "steerlab.engines.lens",
     "import_loreft": "steerlab.steering.formats.loreft",
     "import_sae": "steerlab.steering.formats.sae",
-    "load": "steerlab.engines.lens",
+    "load": "steerlab.engines.loading",
     "perplexity": "steerlab.scoring.sliding",
-    "plot_diagnostics": "steerlab.experiment.diagnostics_plot",
+    "plot_diagnostics": "steerlab.experiment.plots.diagnostics",
     "read_distributions": "steerlab.scoring.distributions",
     "register_dataset": "steerlab.sequences",
-    "register_operator": "steerlab.steering.registry",
+    "register_operator": "steerlab.steering.operators.registry",
     "rotate": "steerlab.steering.operators",
     "set": "steerlab.steering.operators",
-    "when": "steerlab.steering.condition",
+    "when": "steerlab.steering.positions.condition",
 }
-_MODULES = {"schedule": "steerlab.steering.schedule", "where": "steerlab.steering.where"}
+_MODULES = {"schedule": "steerlab.steering.positions.schedule", "where": "steerlab.steering.positions.where"}
 
 # `set` is left out: `from steerlab import *` must not hide Python's own.
 __all__ = [

@@ -1,10 +1,12 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
+if "PYTEST_XDIST_WORKER" in os.environ:  # there is a process per core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jaxtyping
 import pytest
@@ -14,6 +16,8 @@ jaxtyping.install_import_hook(["steerlab.measures", "steerlab.steering"], "tests
 
 import torch
 from hypothesis import settings
+
+from tests.work_units import in_order_of_length, unit_of
 
 if TYPE_CHECKING:
     from steerlab.engines.lens import LensEngine
@@ -89,22 +93,43 @@ def unchecked_types() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+# --- several processes (pytest -n 2) ------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    runs_vllm = [item.get_closest_marker("vllm") is not None for item in items]
+    for item, runs in zip(items, runs_vllm, strict=True):
+        if runs:
+            item.user_properties.append((_RUNS_VLLM, True))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = [items[place] for place in in_order_of_length([item.nodeid for item in items], runs_vllm)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByUnit(config, log)
+
+
 # --- how many vLLM tests really ran -------------------------------------------------------------------------------
 
-_vllm_tests: set[str] = set()
+_RUNS_VLLM = "runs vLLM"
 _vllm_tests_run: set[str] = set()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    _vllm_tests.update(item.nodeid for item in items if item.get_closest_marker("vllm"))
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and report.outcome in ("passed", "failed") and report.nodeid in _vllm_tests:
+    if report.when == "call" and report.outcome in ("passed", "failed") and _RUNS_VLLM in dict(report.user_properties):
         _vllm_tests_run.add(report.nodeid)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:  # not in workers: they have no terminal
     terminalreporter.write_line(f"vLLM tests run: {len(_vllm_tests_run)}")
     count_file = os.environ.get("STEERLAB_VLLM_COUNT_FILE")
     if count_file:

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import steerlab
+from steerlab._moved import MOVED
 
 HEAVY = ["torch", "transformers", "transformer_lens", "vllm", "matplotlib", "pandas", "numpy", "scipy", "sklearn"]
 
@@ -52,8 +53,33 @@ def test_names_stay_what_they_are_after_their_modules_are_imported():
         importlib.import_module(module)
     assert callable(steerlab.perplexity)
     assert callable(steerlab.extract)
-    assert steerlab.where.__name__ == "steerlab.steering.where"
-    assert steerlab.schedule.__name__ == "steerlab.steering.schedule"
+    assert steerlab.where.__name__ == "steerlab.steering.positions.where"
+    assert steerlab.schedule.__name__ == "steerlab.steering.positions.schedule"
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_modules_that_moved_are_found_by_their_old_path(old, new):
+    assert importlib.import_module(old) is importlib.import_module(new)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    {
+        "steerlab.steering.operator": "Direction Operator Unit",
+        "steerlab.steering.operators": "add ablate clamp set rotate operator_from_json",
+        "steerlab.steering.projection": "Ablate Clamp Set",
+        "steerlab.steering.translation": "Add",
+        "steerlab.steering.rotation": "Rotate",
+        "steerlab.steering.positions": "RowPositions Marks",
+        "steerlab.steering.diagnostics": "Diagnostics LayerDiagnostics projection_auc",
+        "steerlab.steering.extract": "extract read_pairs library_versions",
+        "steerlab.core.pairs": "ContrastPairs balanced_flips",
+        "steerlab.scoring.divergence": "Divergence divergence jensen_shannon",
+    }.items(),
+)
+def test_names_of_modules_that_moved_are_there(module, names):
+    found = importlib.import_module(module)
+    assert all(hasattr(found, name) for name in names.split())
 
 
 def test_importing_all_names_leaves_pythons_own_set_alone():

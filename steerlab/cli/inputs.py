@@ -95,9 +95,9 @@ def read_inputs(spec: ExperimentSpec, blame: Blame) -> Inputs:
     Raises:
         DataError: for what cannot be read or used.
     """
-    from steerlab.experiment.metrics import find_metric
-    from steerlab.experiment.selection import check_constraints
-    from steerlab.experiment.sweep import check_doses
+    from steerlab.experiment.measurements.checks import check_doses
+    from steerlab.experiment.measurements.metrics import find_metric
+    from steerlab.experiment.measurements.selection import check_constraints
 
     vectors = read_vectors(spec, blame)
     targets = _targets(spec.targets, "targets", blame)
@@ -142,7 +142,7 @@ def read_vectors(spec: ExperimentSpec, blame: Blame) -> list[NamedVector]:
 
 def _vector(name: str, key: str, spec: VectorSpec, pairs: PairsSpec | None, blame: Blame) -> NamedVector:
     from steerlab.core.hook_points import check_site
-    from steerlab.steering.estimators import estimator
+    from steerlab.steering.extraction.estimators import estimator
 
     own, place = (pairs, "pairs") if spec.pairs is None else (spec.pairs, f"{key}.pairs")
     with blame(place):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from steerlab.steering.where import Where
+    from steerlab.steering.positions.where import Where
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -32,7 +32,7 @@ class Position(StrEnum):
 
     def where(self) -> "Where":
         """The positions themselves."""
-        from steerlab.steering import where
+        from steerlab.steering.positions import where
 
         return getattr(where, self.value)()
 

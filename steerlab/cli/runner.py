@@ -16,8 +16,8 @@ from steerlab.cli.inputs import Blame, Inputs, NamedVector, read_inputs
 from steerlab.cli.loading import quiet_transformers
 from steerlab.cli.spec import ControlsSpec, ExperimentSpec
 from steerlab.core.hook_points import resolve_layers
-from steerlab.experiment.confirmation import Confirmation
-from steerlab.experiment.selection import Selection
+from steerlab.experiment.measurements.confirmation import Confirmation
+from steerlab.experiment.measurements.selection import Selection
 from steerlab.models.resolver import layer_count
 
 

@@ -31,7 +31,7 @@ from steerlab.experiment.scaling import (
     run_sweep,
 )
 from steerlab.experiment.scaling.folder import SUMMARY_FILE
-from steerlab.steering.estimators import estimator
+from steerlab.steering.extraction.estimators import estimator
 
 FAILED = 1
 SHOWN = 30

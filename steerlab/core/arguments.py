@@ -1,4 +1,4 @@
-"""Arguments that people try first, under the names of other libraries: the error says what they are called here."""
+"""Errors for arguments under the names of other libraries: they say what the argument is called here."""
 
 import functools
 import inspect
@@ -76,7 +76,7 @@ INSTEAD: Final = {name: words for names, words in _HINTS for name in names.split
 
 
 def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """The function; an argument it does not have is a TypeError that says what to use instead, or what there is.
+    """Decorates a function: for an argument it does not have, its TypeError says what to use instead.
 
     A function that passes further arguments on refuses those alone for which it has another name itself.
 

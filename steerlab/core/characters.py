@@ -1,4 +1,4 @@
-"""Texts that hold half a character: one of the two surrogates that JSON writes an emoji with, left by a cut."""
+"""Checks for lone surrogates: halves of characters, as a cut through an emoji in JSON leaves them."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def half_character(value: Any) -> str | None:
 
 
 def check_whole(value: Any, what: str, error: type[InputError]) -> None:
-    """Nothing, if every text in a value consists of whole characters.
+    """Checks that every text in a value consists of whole characters.
 
     Raises:
         InputError: of the kind given, otherwise.

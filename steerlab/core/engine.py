@@ -19,7 +19,8 @@ class ModelInfo:
     Attributes:
         name: what the user asked for.
         revision: the hub revision, if there is one.
-        weights_hash: content hash of configuration and weights.
+        weights_hash: content hash of configuration and weights; of samples where they take more than 4 GiB, see
+            `steerlab.models.weights_hash`.
         weight_processing: `none`, or what was done to the weights (e.g. `compatibility_mode`).
         n_layers: number of layers.
         d_model: width of the residual stream.

@@ -7,9 +7,9 @@
     │   ├── ModelNotFoundError           no such alias, directory or hub id
     │   ├── HookPointError               no such hook point, layer or site
     │   ├── VectorShapeError             a vector of the wrong width or rank
+    │   │   └── VectorMismatchError      it is as wide as the stream of another model
     │   ├── VectorValueError             NaN, infinite or all-zero vector
     │   ├── VectorFileError              not a steering-vector file, or a damaged one
-    │   ├── VectorMismatchError          the vector belongs to another model
     │   ├── PlanError                    a plan that cannot be carried out
     │   │   └── UnknownOperatorError     a stored plan with an operator that is not registered here
     │   ├── PolicyError                  sampling values outside their range
@@ -56,8 +56,8 @@ class VectorFileError(InputError):
     """A file is not a steering-vector file of ours, or it is damaged."""
 
 
-class VectorMismatchError(InputError):
-    """A vector was made for a model that is not compatible with this one."""
+class VectorMismatchError(VectorShapeError):
+    """A vector is not as wide as the residual stream of this model: it belongs to another one."""
 
 
 class PlanError(InputError):

@@ -1,4 +1,4 @@
-"""Files of text: read in the encoding that they begin with, and written so that a reader sees all or nothing new.
+"""Text files: read in the encoding that their byte-order mark states, written atomically.
 
 Only a line feed ends a line, alone or after a carriage return; other signs that some programs break lines at, such as
 a form feed or U+2029, are part of the text.
@@ -38,7 +38,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_chunks(path: str | Path) -> Iterator[str]:
-    """The text of a file bit by bit, as `read_text` reads it, but with line feeds alone at line ends.
+    """The text of a file in chunks, as `read_text` reads it, but with line feeds alone at line ends.
 
     Raises:
         DataError: if it cannot be read; with its line, if it is not text.
@@ -54,7 +54,7 @@ def read_chunks(path: str | Path) -> Iterator[str]:
 
 
 def _decoded(path: str | Path, decoder: codecs.IncrementalDecoder, held: str, piece: bytes, n: int) -> tuple[str, str]:
-    """What is held back of a text, a carriage return that a line feed may follow, and what is given."""
+    """A carriage return held back in case a line feed follows, and the text to give out."""
     try:
         text = held + decoder.decode(piece, final=not piece)
     except UnicodeDecodeError as error:
@@ -133,6 +133,20 @@ def _write(path: Path, payload: bytes) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def remove_leftovers(folder: str | Path, *names: str) -> None:
+    """Removes the temporary files that `write_atomic` left in a folder because its process was killed.
+
+    Only for files that nobody else is writing.
+
+    Args:
+        folder: the folder.
+        *names: patterns of the names of the files that were being written.
+    """
+    for name in names:
+        for leftover in Path(folder).glob(f".{name}.*.tmp"):
+            leftover.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -1,4 +1,4 @@
-"""What is said when a model's numbers are no longer finite: one sentence on every engine and for every measure."""
+"""The error for activations or logits that are not finite, the same on every engine and for every measure."""
 
 import logging
 from collections.abc import Collection, Sequence

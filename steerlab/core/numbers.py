@@ -1,4 +1,4 @@
-"""Numbers and lists of every library as Python's own: arrays, tensors, series and their scalars, converted once.
+"""Converts numbers and lists of any library (arrays, tensors, series, their scalars) to Python's own types.
 
 What a caller passes goes through here where it enters, so that equal numbers of different types mean the same, hash the
 same and serialise the same. A bool is never a number, and text never is.
@@ -95,7 +95,7 @@ def check_integer(
     """The value as an int within bounds.
 
     Raises:
-        InputError: otherwise, or the error asked for; names the value seen.
+        InputError: otherwise, or the given error; names the value seen.
     """
     found = as_integer(value)
     if found is None or found < least or (most is not None and found > most):
@@ -115,7 +115,7 @@ def check_number(
     """The value as a float, of at least a bound if there is one.
 
     Raises:
-        InputError: otherwise, or the error asked for; names the value seen.
+        InputError: otherwise, or the given error; names the value seen.
     """
     found = as_number(value, infinite=infinite)
     if found is None or (least is not None and found < least):
@@ -125,7 +125,7 @@ def check_number(
 
 
 def check_flag(value: Any, name: str) -> bool:
-    """The value as a bool; a number or a text in its place is no answer.
+    """The value as a bool; numbers and texts are refused.
 
     Raises:
         InputError: for anything but True or False.
@@ -137,7 +137,7 @@ def check_flag(value: Any, name: str) -> bool:
 
 
 def shown(value: Any, width: int = 80) -> str:
-    """How a value is written in an error: its representation, cut; huge integers by their size.
+    """The value as an error shows it: its representation, shortened; huge integers by their size.
 
     Examples:
         >>> shown("0.2"), shown(10**5000)

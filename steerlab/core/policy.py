@@ -1,4 +1,4 @@
-"""The sampling policy: which distribution over the next token is really sampled."""
+"""The sampling policy: the distribution that the next token is sampled from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class SamplingPolicy:
 
     @classmethod
     def check(cls, given: Any) -> "SamplingPolicy":
-        """What was given, if it is a policy.
+        """The policy itself, checked.
 
         Raises:
             PolicyError: otherwise.

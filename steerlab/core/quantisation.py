@@ -1,4 +1,4 @@
-"""What was done to a model's weights before they run."""
+"""How a model's weights are quantised."""
 
 from typing import Any
 

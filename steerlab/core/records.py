@@ -1,4 +1,4 @@
-"""Reading rows from JSON (lines or an array), CSV, frames and lists, with file and line or row in every complaint."""
+"""Reading rows from JSON (lines or an array), CSV, frames and lists, with file and line or row in every error."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from steerlab.core.errors import DataError
 from steerlab.core.files import read_text
 from steerlab.core.text import PromptLike, TargetLike, is_prompt, is_target, plain_text
 
-# Where a row stands, for complaints (`pairs.csv:3`), and the row.
+# Where a row stands, for error messages (`pairs.csv:3`), and the row.
 PlacedRow: TypeAlias = tuple[str, dict[str, Any]]
 
 _HEAD = 1 << 10  # characters in which a file's first sign stands
@@ -75,7 +75,7 @@ def _elements(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def _reading(path: str | Path, line: int, first_line: int) -> Iterator[None]:
-    """Complaints about a row at a line; the text that is parsed begins at `first_line`."""
+    """Turns errors in a row into errors that name its line; the parsed text begins at `first_line`."""
     try:
         yield
     except json.JSONDecodeError as error:

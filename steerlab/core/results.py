@@ -1,7 +1,7 @@
 """What an engine returns: completions, scores and activations."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -13,6 +13,7 @@ from steerlab.core.errors import HookPointError, InputError, SteerlabError
 from steerlab.core.receipts import Inherited, Receipt
 from steerlab.core.spelling import token_text
 from steerlab.core.text import EncodedPair
+from steerlab.display import Face, Fold, Table, figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +53,7 @@ class Completion:
         return math.fsum(self.token_log_probs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generations(Sequence[Completion]):
     """Completions in order of prompt, then sample.
 
@@ -91,6 +92,20 @@ class Generations(Sequence[Completion]):
     def texts(self) -> list[str]:
         """The text of every completion."""
         return [completion.text for completion in self.completions]
+
+    def __repr__(self) -> str:
+        ran = f" on {self.engine}" if self.engine else ""
+        return f"Generations({_count(self, 'completion')} of {_count(self.prompt_token_ids, 'prompt')}{ran})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (c.prompt_index, c.sample_index, c.text, len(c.token_ids), c.finish_reason, c.log_prob, *edited)
+            for c, edited in zip(self.completions, _edited(self.receipts, len(self)), strict=True)
+        ]
+        columns = ["prompt", "sample", "text", "tokens", "ended by", "log p (nats)"]
+        table = Table([*columns, *_edited_column(self.receipts)], rows, more=".to_frame()")
+        errors = [f"Prompt {index}: {error}" for index, error in list(self.errors.items())[:5]]
+        return Face(repr(self), [table, *_receipts_fold(self.receipts)], errors).html()
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per completion: prompt_index, sample_index, text, num_tokens, finish_reason, log_prob, log_q."""
@@ -167,7 +182,7 @@ class Score:
         return -self.log_prob / math.log(2) / self.num_bytes if self.num_bytes else math.nan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores(Sequence[Score]):
     """Scores in order of prompt, then target, then variant.
 
@@ -202,6 +217,32 @@ class Scores(Sequence[Score]):
     def of(self, prompt_index: int) -> list[Score]:
         """The scores of one prompt, in order of its targets."""
         return [row for row in self.rows if row.prompt_index == prompt_index]
+
+    def __repr__(self) -> str:
+        n_prompts = len({row.prompt_index for row in self.rows})
+        prompts = "1 prompt" if n_prompts == 1 else f"{n_prompts} prompts"
+        weights = f", {self.dtype}" if self.dtype else ""
+        first = f", log p {figure(self.rows[0].log_prob)} nats" if len(self.rows) == 1 else ""
+        return f"Scores({_count(self.rows, 'target')} of {prompts}{first}{weights})"
+
+    def _repr_html_(self) -> str:
+        shown = {
+            "prompt_index": "prompt",
+            "target_index": "target",
+            **dict.fromkeys(self._variant_column, "variant"),
+            "log_prob": "log p (nats)",
+            "num_tokens": "tokens",
+            "mean_log_prob": "per token",
+            "perplexity": "perplexity",
+            "bits_per_byte": "bits per byte",
+            "boundary": "boundary",
+        }
+        rows = [
+            (*(getattr(row, name) for name in shown), *edited)
+            for row, edited in zip(self.rows, _edited(self.receipts, len(self)), strict=True)
+        ]
+        columns = [*shown.values(), *_edited_column(self.receipts)]
+        return Face(repr(self), [Table(columns, rows, more=".to_frame()"), *_receipts_fold(self.receipts)]).html()
 
     @property
     def log_prob(self) -> np.ndarray:
@@ -324,7 +365,7 @@ class Measured(list[dict[str, np.ndarray]]):
         self.inherited = tuple(inherited)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Activations:
     """Residual-stream activations read at chosen positions.
 
@@ -368,6 +409,21 @@ class Activations:
         start, stop = self._cuts[prompt_index]
         return self[layer][start:stop]
 
+    def __repr__(self) -> str:
+        layers = ", ".join(map(str, self.layers))
+        read = f"{self.pool} of positions" if self.pool else _count(sum(self.positions, ()), "position")
+        n_prompts = _count(self.prompt_token_ids, "prompt")
+        return f"Activations({self.site} of layer{'s' * (len(self.layers) > 1)} {layers}, {n_prompts}, {read})"
+
+    def _repr_html_(self) -> str:
+        norms = [values.norm(dim=-1) for values in self.values]
+        rows = [
+            (layer, " × ".join(map(str, values.shape)), float(norm.median()), float(norm.max()))
+            for layer, values, norm in zip(self.layers, self.values, norms, strict=True)
+        ]
+        table = Table(["layer", "shape", "median norm", "largest norm"], rows)
+        return Face(repr(self), [table, *_receipts_fold(self.receipts)]).html()
+
     @cached_property
     def _cuts(self) -> list[tuple[int, int]]:
         """Where each prompt's positions begin and end in `values`."""
@@ -379,6 +435,26 @@ class Activations:
         import torch
 
         return torch.stack(self.values)
+
+
+def _count(items: Sized, word: str) -> str:
+    """A number of things in words."""
+    return f"{len(items)} {word}{'' if len(items) == 1 else 's'}"
+
+
+def _edited(receipts: Sequence[Receipt], n_rows: int) -> list[tuple[int, ...]]:
+    """The column of edited tokens, empty where no row was steered."""
+    return [(receipt.edited,) for receipt in receipts] if _edited_column(receipts) else [()] * n_rows
+
+
+def _edited_column(receipts: Sequence[Receipt]) -> list[str]:
+    return ["edited tokens"] if any(receipt.edits for receipt in receipts) else []
+
+
+def _receipts_fold(receipts: Sequence[Receipt]) -> list[Fold]:
+    """What was edited in each row, to be opened on demand."""
+    rows = [(r.row_index, e.title, e.edited, e.mean_relative_change) for r in receipts for e in r.edits]
+    return [Fold("receipts", [Table(["row", "edit", "edited tokens", "mean ‖Δh‖/‖h‖"], rows)])] if rows else []
 
 
 def exp_or_inf(value: float) -> float:

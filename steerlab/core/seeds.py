@@ -1,4 +1,4 @@
-"""Random draws keyed by what they belong to, so that they depend on nothing else."""
+"""Random draws keyed by seed, prompt and completion, so that they depend on nothing else."""
 
 from collections.abc import Sequence
 from typing import Any

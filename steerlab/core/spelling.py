@@ -1,4 +1,4 @@
-"""What token ids spell after others, and which ids spell a text there.
+"""The text that token ids decode to after other ids, and the ids that a text encodes to there.
 
 Some tokenizers put a space before a text and take it off again when they decode, so that ids decoded alone lose the
 space that they have after other text, and a text encoded alone gains one.
@@ -22,7 +22,7 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 class Continuation:
-    """What ids spell after a context, special tokens left out.
+    """Decodes ids after a context, special tokens left out.
 
     A character that begins in the context and ends after it counts as the continuation's.
 

@@ -1,4 +1,4 @@
-"""Dividing data by group, so that what is measured on one part was not seen in the other."""
+"""Splits data by group, so that nothing measured on one part was seen in the other."""
 
 import json
 from collections import Counter
@@ -43,17 +43,21 @@ def split_groups(groups: Sequence[str], fraction: float, seed: int) -> tuple[lis
     return left, right
 
 
-def row_indices(indices: Any) -> list[int]:
+def row_indices(indices: Any, n_rows: int) -> list[int]:
     """Indices of rows, as integers.
 
     Raises:
-        DataError: for something else, a mask of booleans included.
+        DataError: for something else, a mask of booleans included, or a row that is not there.
     """
     listed = as_list(indices)
     found = [as_integer(i) for i in listed or ()]
     if listed is None or None in found:
         raise DataError(f"Rows are taken by a list of their indices, integers; got {shown(indices)}.")
-    return [i for i in found if i is not None]
+    inside = [i for i in found if i is not None and -n_rows <= i < n_rows]
+    if len(inside) < len(found):
+        outside = next(i for i in found if i not in inside)
+        raise DataError(f"There are {n_rows} rows, 0 to {n_rows - 1}; row {outside} is none of them.")
+    return inside
 
 
 def check_no_leak(left: Iterable[PromptLike], right: Iterable[PromptLike]) -> None:

@@ -1,4 +1,4 @@
-"""Targets: what is scored after each prompt, and which side each target speaks for."""
+"""Targets: the texts that are scored after each prompt, each with a label (+1 or −1)."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -178,7 +178,7 @@ class Targets:
 
     def take(self, indices: Any) -> "Targets":
         """The items at these indices, in this order."""
-        return Targets(tuple(self.items[i] for i in row_indices(indices)))
+        return Targets(tuple(self.items[i] for i in row_indices(indices, len(self.items))))
 
     def to_frame(self) -> "pd.DataFrame":
         """A pandas frame with a row per target: `prompt`, `target`, `label`, `group`; `from_frame` reads it back."""
@@ -208,6 +208,6 @@ class Targets:
 
 
 def _csv_label(row: dict[str, Any]) -> dict[str, int]:
-    """The row's label as a number, if it is a known one; others are left for the complaint about them."""
+    """The row's label as a number, if it is a known one; others are returned as they are, for the error message."""
     label = _CSV_LABELS.get(str(row.get("label")).strip())
     return {} if label is None else {"label": label}

@@ -61,6 +61,11 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     given = listed(prompts)
     if is_single_prompt(given):
         return [plain_text(given)]
+    if isinstance(given, Mapping) or hasattr(given, "columns"):
+        raise PromptError(
+            f"Prompts are a string, chat messages, token ids, or a list of those; got a {type(given).__name__}, whose "
+            "elements are names: pass one of its columns."
+        )
     found = as_list(given, ordered=True)
     if found is None:
         raise PromptError(f"Prompts are a string, chat messages, token ids, or a list of those; got {prompts!r:.80}.")
@@ -78,7 +83,7 @@ def is_single_prompt(prompts: PromptLike | Sequence[PromptLike]) -> bool:
 
 
 def listed(values: Any) -> Any:
-    """A generator's elements as a list, so that they can be looked at twice; anything else as it is."""
+    """A generator's elements as a list, so that they can be read twice; anything else as it is."""
     return list(values) if isinstance(values, Iterator) else values
 
 
@@ -170,7 +175,7 @@ def _all_ids(items: Sequence[Any]) -> bool:
 
 
 def _are_plain(ids: Sequence[Any]) -> bool:
-    """Whether all are Python's own integers: the short way for what large batches are made of."""
+    """Whether all are Python's own integers: a fast path for large batches."""
     return set(map(type, ids)) == {int}
 
 
@@ -208,7 +213,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> str:
         if not isinstance(message["content"], str):
             raise PromptError(f"A chat message's content is text, got {message['content']!r:.80}.")
     if not messages:
-        raise PromptError("The conversation is empty; pass at least one message.")
+        raise PromptError("A prompt is empty: it holds neither a token id nor a chat message.")
     if getattr(tokenizer, "chat_template", None) is None:
         raise PromptError("This model's tokenizer has no chat template; pass plain text, and leave chat=False.")
     if messages[-1]["role"] == "assistant":

@@ -4,15 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from steerlab.core.errors import InputError
-from steerlab.experiment.effect import Effect
-
-if TYPE_CHECKING:
-    from steerlab.experiment.experiment import Experiment
+from steerlab.experiment.experiment import Experiment
+from steerlab.experiment.measurements.effect import Effect
 
 ROW_KEY = ["family", "draw", "dose", "item"]
 SAME_ROW = ["plan_hash", "data_hash"]
@@ -78,7 +76,7 @@ class RunComparison:
         return "\n".join(lines)
 
 
-def compare(run_a: "str | Path | Experiment", run_b: "str | Path | Experiment") -> RunComparison:
+def compare(run_a: str | Path | Experiment, run_b: str | Path | Experiment) -> RunComparison:
     """What differs between two runs: configuration, versions, data, and the effects both have measured.
 
     Effects are paired by what they are: first those of the same plan, targets and metric; then those whose plans read
@@ -106,9 +104,7 @@ def compare(run_a: "str | Path | Experiment", run_b: "str | Path | Experiment") 
     return RunComparison(_side_by_side(left, right), pd.DataFrame(rows, columns=EFFECT_COLUMNS), only_a, only_b)
 
 
-def _opened(run: Any) -> "Experiment":
-    from steerlab.experiment.experiment import Experiment
-
+def _opened(run: Any) -> Experiment:
     if isinstance(run, Experiment):
         return run
     if isinstance(run, str | Path):
@@ -122,7 +118,7 @@ def _side_by_side(left: Mapping[str, str], right: Mapping[str, str]) -> pd.DataF
     return frame.assign(same=[one == other for _, one, other in rows])
 
 
-def _entries(experiment: "Experiment") -> dict[str, str]:
+def _entries(experiment: Experiment) -> dict[str, str]:
     stated = experiment.configuration()
     flat = {name: str(stated[name]) for name in ("model", "backend", "seed", "weights_hash", "dtype")}
     flat |= {f"option {name}": str(value) for name, value in stated["load_options"].items()}

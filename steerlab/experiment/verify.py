@@ -2,27 +2,21 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from steerlab.core.errors import RunError, SteerlabError, UnknownOperatorError
 from steerlab.core.numbers import check_integer, check_number
-from steerlab.core.policy import SamplingPolicy
 from steerlab.core.seeds import check_single_seed
-from steerlab.experiment import storage
-from steerlab.experiment.cell_engine import score_frame
-from steerlab.experiment.cells import StoredCell
-from steerlab.experiment.measuring import nll_frame
-from steerlab.experiment.recorded import entropy_rows, generation_rows
-from steerlab.experiment.session import Session
-from steerlab.experiment.sweep import score_plans
-from steerlab.scoring import text_nlls
-from steerlab.steering.plan import Plan
+from steerlab.experiment.measurements.registry import MEASUREMENTS
+from steerlab.experiment.store.cell_engine import score_rows_again
+from steerlab.experiment.store.session import Session
 
 COLUMNS = ["check", "item", "ok", "detail"]
 # Largest difference, in nats, that a repeated measurement may show: order of summation changes with batch and kernel.
@@ -74,7 +68,7 @@ def verify(session: Session, *, n: int = 3, seed: int = 0, tolerance: float | No
     tolerance = None if tolerance is None else check_number(tolerance, "tolerance, in nats,", least=0, infinite=True)
     seed = check_single_seed(seed)
     n = check_integer(n, "n, the number of cells to measure again,", least=0)
-    rows = [*_files(session), *_inputs(session), *_cells(session), *_effects(session)]
+    rows = [*_files(session), *_inputs(session), *_cells(session), *_figures(session)]
     rows = _unread_once([*rows, *_reruns(session, n, seed, tolerance)])
     return Verification(pd.DataFrame(rows, columns=COLUMNS).astype({"ok": bool}))
 
@@ -84,16 +78,16 @@ def _row(check: str, item: str, problem: str = "", fine: str = "") -> tuple[str,
 
 
 def _unread_once(rows: list[tuple]) -> list[tuple]:
-    """The same rows, those not read for one reason as one: a missing registration is said once, with the count."""
+    """The same rows, those that were not read for the same reason as one row with their number."""
     unread: dict[tuple[str, str], list[str]] = {}
     for check, item, _, detail in rows:
         if detail.startswith(_NOT_READ):
             unread.setdefault((check, detail), []).append(item)
-    told = [row for row in rows if not row[3].startswith(_NOT_READ)]
+    found = [row for row in rows if not row[3].startswith(_NOT_READ)]
     for (check, detail), items in unread.items():
         several = f" and {len(items) - 1} more ({len(items)} in all)" if len(items) > 1 else ""
-        told.append(_row(check, items[0] + several, detail))
-    return told
+        found.append(_row(check, items[0] + several, detail))
+    return found
 
 
 def _files(session: Session) -> Iterator[tuple]:
@@ -129,35 +123,14 @@ def _check_cell(session: Session, place: str) -> None:
         raise RunError(f"it holds the cell {key}")
 
 
-def _effects(session: Session) -> Iterator[tuple]:
-    """The figures of an effect follow from its rows; a stated figure that does not was changed."""
-    if session.folder is None:
-        return
-    for record in session.records:
-        if record["kind"] == "effect":
-            place = f"effects/{record['number']:03d}"
-            yield _row("effect", place, _problem(lambda place=place: _check_effect(session, place)))
-
-
-def _check_effect(session: Session, place: str) -> None:
-    folder = session.path / place
-    stated = storage.read_json(folder / "effect.json")["summary"]
-    found = storage.read_effect(folder).summary()
-    if (stated["verdict"], found["verdict"]) == ("no effect", "not tested"):
-        stated["verdict"] = "not tested"  # what earlier versions called an effect without nulls
-    for name in ("slope", "ci", "curvature", "anti_steerable", "null_ranks", "verdict"):
-        if not _same(stated[name], found[name]):
-            raise RunError(f"it states {name} {stated[name]!r}, and its rows give {found[name]!r}")
-
-
-def _same(stated: Any, found: Any) -> bool:
-    if isinstance(found, list | tuple):
-        return len(stated) == len(found) and all(map(_same, stated, found))
-    if isinstance(found, dict):
-        return stated.keys() == found.keys() and all(_same(stated[key], found[key]) for key in found)
-    if isinstance(found, float):
-        return stated is None if math.isnan(found) else stated is not None and math.isclose(stated, found, rel_tol=1e-9)
-    return stated == found
+def _figures(session: Session) -> Iterator[tuple]:
+    """Figures that follow from the rows beside them; a stated figure that does not was changed."""
+    checks = {m.kind.name: (m.kind, m.check) for m in MEASUREMENTS if m.check is not None}
+    for record in session.records if session.folder is not None else ():
+        if record["kind"] in checks:
+            kind, check = checks[record["kind"]]
+            place = kind.pattern.format(record["number"])
+            yield _row(kind.name, place, _problem(partial(check, session.path / place)))
 
 
 def _problem(check: Callable[[], None]) -> str:
@@ -195,8 +168,8 @@ def _rerun(session: Session, place: str, tolerance: float | None) -> tuple[str, 
     allowed = TOLERANCES.get(session.info.dtype, LOW_PRECISION_TOLERANCE) if tolerance is None else tolerance
     note = "" if stored.engine_hash == session.engine_hash else " (by another engine or with other versions than then)"
     difference, column = largest_difference(stored.frame, again)
-    told = f"largest difference {difference:.2g} in {column}, {allowed:.2g} allowed{note}"
-    return told, "" if difference <= allowed else told
+    detail = f"largest difference {difference:.2g} in {column}, {allowed:.2g} allowed{note}"
+    return detail, "" if difference <= allowed else detail
 
 
 def largest_difference(before: pd.DataFrame, after: pd.DataFrame) -> tuple[float, str]:
@@ -229,54 +202,6 @@ def _distance(before: Any, after: Any) -> float:
     return 0.0 if before == after else math.inf
 
 
-def _plan_of(session: Session, about: Mapping[str, Any]) -> Plan | None:
-    if about.get("plan") is None:
-        return None
-    plan = session.inputs.stored_plan(about["plan"])
-    return plan.scaled(about["scale"]) if "scale" in about else plan
-
-
-def _scores_again(session: Session, stored: StoredCell) -> pd.DataFrame:
-    plan = _plan_of(session, stored.cell.about)
-    assert plan is not None
-    if plan.hash != stored.cell.what["plan"]:
-        raise RunError(f"its plan is {plan.hash}, it was measured under {stored.cell.what['plan']}")
-    return score_plans(session.engine, [plan], session.inputs.targets(stored.cell.what["data"]))[0]
-
-
-def _nlls_again(session: Session, stored: StoredCell) -> pd.DataFrame:
-    texts = session.inputs.data(stored.cell.what["data"])
-    return nll_frame(text_nlls(session.engine, texts, plan=_plan_of(session, stored.cell.about)))
-
-
-def _score_rows_again(session: Session, stored: StoredCell) -> pd.DataFrame:
-    what = dict(stored.cell.what)
-    plan_hash, rows = what.pop("plan"), session.inputs.data(what.pop("data"))
-    plan = None if plan_hash is None else session.inputs.stored_plan(plan_hash)
-    prompts, targets = [prompt for prompt, _ in rows], [row for _, row in rows]
-    again = score_frame(session.engine.score(prompts, targets, plan=plan, **what))
-    return again.drop(columns=again.columns.difference(stored.frame.columns))  # those that an earlier version kept
-
-
-def _entropies_again(session: Session, stored: StoredCell) -> pd.DataFrame:
-    what = stored.cell.what
-    plan, texts = _plan_of(session, stored.cell.about), session.inputs.data(what["data"])
-    return entropy_rows(session, plan, texts, SamplingPolicy(**what["policy"]))
-
-
-def _generations_again(session: Session, stored: StoredCell) -> pd.DataFrame:
-    what, about = stored.cell.what, stored.cell.about
-    options = {name: value for name, value in what.items() if name not in ("plan", "data", "seed")}
-    options["policy"] = SamplingPolicy(**what["policy"])
-    plan = session.inputs.stored_plan(about["plan"]) if "plan" in about else Plan()
-    dose = about.get("scale", 0.0)
-    return generation_rows(session, plan, session.inputs.data(what["data"]), dose, options)
-
-
-RERUNS: dict[str, Callable[[Session, StoredCell], pd.DataFrame]] = {
-    "scores": _scores_again,
-    "nlls": _nlls_again,
-    "score_rows": _score_rows_again,
-    "entropies": _entropies_again,
-    "generations": _generations_again,
+RERUNS: Final = {"score_rows": score_rows_again} | {
+    kind: again for measurement in MEASUREMENTS for kind, again in measurement.reruns.items()
 }

@@ -1,4 +1,4 @@
-"""Sums over a row of logits, and the gradient of what is made of them, on a GPU in two passes each.
+"""Sums over a row of logits, and the gradient of the measurements made of them, on a GPU in two passes each.
 
 The formulas of `measures.steps`, float32 throughout; a program per row. What eager operations would write out and read
 again a dozen times, a chunk of logits in size, stays in registers here.

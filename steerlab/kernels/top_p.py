@@ -1,4 +1,4 @@
-"""The edge of a top-p nucleus on a GPU: one kernel program per row, no sorting, nobody waits.
+"""The edge of a top-p nucleus on a GPU: one kernel program per row, no sorting, no device synchronisation.
 
 The edge's logit is the lowest value above which less than top_p of the mass lies. It is found by search over the bits
 of a float, which as an integer are in the order of the values: each pass over the row measures the mass above `_WAYS`

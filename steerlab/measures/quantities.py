@@ -1,4 +1,4 @@
-"""Quantities of a next-token prediction that can be named and sent: functions that survive the way to a worker.
+"""Quantities of a next-token prediction that can be serialised by name, and so computed in a worker process.
 
 Each is a frozen dataclass that is called with logits [rows, d_vocab] and token ids [rows]. The TransformerLens engine's
 `measure` takes them because they are functions; the vLLM engine takes them because its workers can be told them.
@@ -33,7 +33,7 @@ class TokenLogProb:
         return chosen_log_probs(logits, tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it; `from_json` reads it back."""
+        """A JSON-serialisable description, read back by `from_json`."""
         return {"kind": "token_log_prob"}
 
 
@@ -55,7 +55,7 @@ class PolicyEntropy:
         return rb_entropy(logits, self.policy)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it; `from_json` reads it back."""
+        """A JSON-serialisable description, read back by `from_json`."""
         return {"kind": "policy_entropy", "policy": asdict(self.policy)}
 
 
@@ -77,7 +77,7 @@ class PolicyLogQ:
         return log_q(logits, tokens, self.policy)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it; `from_json` reads it back."""
+        """A JSON-serialisable description, read back by `from_json`."""
         return {"kind": "policy_log_q", "policy": asdict(self.policy)}
 
 
@@ -95,7 +95,7 @@ class LogDistribution:
         return widen(logits).log_softmax(dim=-1).float()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it; `from_json` reads it back."""
+        """A JSON-serialisable description, read back by `from_json`."""
         return {"kind": "log_distribution"}
 
 
@@ -113,7 +113,7 @@ _UNDER_POLICY: dict[str, type[PolicyEntropy] | type[PolicyLogQ]] = {
 
 
 def check_named(measures: Any) -> None:
-    """Nothing, if these are functions, such as quantities, by name.
+    """Checks that the measures are functions by name.
 
     Raises:
         InputError: otherwise, or if there are none.

@@ -1,4 +1,4 @@
-"""Everything measured of one generation step, from one nucleus and one exponential of the logits.
+"""All measurements of a generation step, computed from one nucleus and one exponential of the logits.
 
 `policy_steps` gives the values, `policy_steps_gradient` the derivative of log p, log q and entropy by the logits. Both
 are written for rows of logits that exist for a moment only: see `steerlab.sequences`, which calls them chunk by chunk.
@@ -22,14 +22,14 @@ _FAR = -1e4  # an exponent whose exponential is exactly 0, and which times 0 is 
 
 @dataclass(frozen=True)
 class PolicySteps:
-    """What each row's token and distribution are worth. All but `edges` are in nats, one value per row.
+    """Per-token measurements of each row. All but `edges` are in nats, one value per row.
 
     Attributes:
         log_probs: log p of the token under the model's softmax.
         log_qs: log q of the token under the policy; −inf outside the nucleus.
         entropies: entropy of q, the Rao-Blackwellised term of sequence entropy.
         edges: the nucleus's last token (see `nucleus_edges`); None if the policy keeps every token.
-        shape: further measures of the distribution; None unless asked for.
+        shape: further measures of the distribution; None unless requested.
     """
 
     log_probs: Float[Tensor, " rows"]
@@ -85,7 +85,7 @@ def policy_steps(
     with_shape: bool = False,
     eos_ids: Int[Tensor, " eos"] | None = None,
 ) -> PolicySteps:
-    """Log p, log q and entropy of each row, and the distribution's shape if asked, without gradients.
+    """Log p, log q and entropy of each row, and the distribution's shape if requested, without gradients.
 
     Args:
         logits: raw logits, after any repetition penalty.

@@ -24,7 +24,7 @@ _CPU_DOUBT, _DEVICE_DOUBT = (4e-7, 2e-6), (1e-6, 2e-5)
 def top_p_edges(
     scaled: Float[Tensor, "rows d_vocab"], top_p: float
 ) -> tuple[Int[Tensor, " rows"], Bool[Tensor, " rows"]]:
-    """Last token of each row's top-p set, and whether it was found beyond doubt.
+    """Last token of each row's top-p set, and whether it is certain despite rounding.
 
     Args:
         scaled: float32 logits divided by the temperature.

@@ -3,14 +3,18 @@
 import hashlib
 import json
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from steerlab.core.errors import ModelNotFoundError
+from tqdm.auto import tqdm
+
+from steerlab.core.errors import InputError, ModelNotFoundError
+from steerlab.core.files import write_atomic
 from steerlab.models.cache import cache_root
 
+SAMPLED_OVER = 4 << 30
 _CHUNK = 1 << 22
+_SAMPLE, _SAMPLES = 1 << 16, 256
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -18,14 +22,18 @@ def weight_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
 
 
-def weights_hash(path: str | Path) -> str:
-    """Hash a model: its `config.json` and every weight file, names and bytes.
+def weights_hash(path: str | Path, *, full: bool = False) -> str:
+    """Hash a model: its `config.json` and its weight files.
 
-    Reading half a gigabyte takes about a second, so the result is remembered in the cache, and read again whenever a
-    file's size or modification time has changed.
+    Up to 4 GiB of weights are read whole. Of a larger model every file's name, size and first MiB count, and 256
+    samples of 64 KiB at equal distances, so that its identity is known at once: another model, checkpoint or dtype has
+    another hash, a few altered numbers between two samples do not change it. The result is remembered in the cache
+    until a file's size or modification time changes; a large model that an earlier version of this package hashed
+    whole keeps that hash.
 
     Args:
         path: A model directory.
+        full: Read every byte, however large the model; half a gigabyte takes about a second.
 
     Returns:
         The sha256 as 64 hexadecimal digits.
@@ -37,14 +45,17 @@ def weights_hash(path: str | Path) -> str:
     files = [directory / "config.json", *weight_files(directory)]
     if not files[0].is_file() or len(files) == 1:
         raise ModelNotFoundError(f"{directory} is not a model directory: it needs a config.json and weight files.")
+    large = sum(file.stat().st_size for file in files) > SAMPLED_OVER
+    sampled = large and not full
     stamp = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     record = cache_root() / "hashes" / f"{hashlib.sha256(os.fsencode(directory)).hexdigest()}.json"
-    known = _recall(record, stamp)
+    known = _recall(record, stamp, sampled)
     if known is not None:
         return known
-    digest = _digest(files)
-    with suppress(OSError):  # a cache that cannot be written only costs time
-        _remember(record, stamp, digest)
+    digest = _sampled_digest(files) if sampled else _digest(files)
+    if sampled or not large:
+        with suppress(InputError):  # a cache that cannot be written only costs time
+            _remember(record, stamp, digest, sampled)
     return digest
 
 
@@ -56,25 +67,40 @@ def file_hash(path: Path) -> str:
 
 def _digest(files: list[Path]) -> str:
     sha = hashlib.sha256()
-    for file in files:
-        sha.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as handle:
-            while chunk := handle.read(_CHUNK):
-                sha.update(chunk)
+    total = sum(file.stat().st_size for file in files)
+    with tqdm(total=total, desc="hash weights", unit="B", unit_scale=True, delay=2.0, leave=False, disable=None) as bar:
+        for file in files:
+            sha.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as handle:
+                while chunk := handle.read(_CHUNK):
+                    sha.update(chunk)
+                    bar.update(len(chunk))
     return sha.hexdigest()
 
 
-def _recall(record: Path, stamp: list[list[str | int]]) -> str | None:
+def _sampled_digest(files: list[Path]) -> str:
+    """Hash of a few MiB of each file; see `weights_hash`."""
+    sha = hashlib.sha256(b"sampled\0")
+    for file in files:
+        size = file.stat().st_size
+        sha.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as handle:
+            sha.update(handle.read(1 << 20))
+            for number in range(1, _SAMPLES + 1):
+                handle.seek(max(0, size - _SAMPLE) * number // _SAMPLES)
+                sha.update(handle.read(_SAMPLE))
+    return sha.hexdigest()
+
+
+def _recall(record: Path, stamp: list[list[str | int]], sampled: bool) -> str | None:
+    """The remembered hash; one of every byte also where samples would do, unless it is known to be of samples."""
     try:
         known = json.loads(record.read_text())
-        return known["sha256"] if known["files"] == stamp else None
+        usable = known["files"] == stamp and (sampled or not known.get("sampled", False))
+        return known["sha256"] if usable else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _remember(record: Path, stamp: list[list[str | int]], digest: str) -> None:
-    record.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=record.parent)
-    with os.fdopen(handle, "w") as out:
-        json.dump({"sha256": digest, "files": stamp}, out)
-    os.replace(temporary, record)
+def _remember(record: Path, stamp: list[list[str | int]], digest: str, sampled: bool) -> None:
+    write_atomic(record, json.dumps({"sha256": digest, "files": stamp, "sampled": sampled}))

@@ -2,7 +2,8 @@
 
 from steerlab.scoring.distributions import DistributionShard, distributions_bytes, read_distributions
 from steerlab.scoring.sliding import Perplexity, perplexity
-from steerlab.scoring.texts import TextWindow, text_nlls, text_windows
+from steerlab.scoring.texts import text_nlls, text_windows
+from steerlab.scoring.windows import TextWindow
 
 __all__ = [
     "DistributionShard",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from steerlab.core.errors import DataError, InputError, RunError
-from steerlab.core.files import write_atomic
+from steerlab.core.files import remove_leftovers, write_atomic
 from steerlab.scoring.journal import check_fingerprint
 
 DistributionDtype = Literal["float16", "float32"]
@@ -57,10 +57,12 @@ class DistributionWriter:
         self.folder = Path(folder)
         self.dtype = _dtype(dtype)
         index = self.folder / INDEX
+        remove_leftovers(self.folder, INDEX)
         if index.exists() and not resume:
             raise InputError(f"{self.folder} already holds distributions; name another folder, or resume that run.")
         if index.exists():
             check_fingerprint(index, json.loads(index.read_text()), fingerprint)
+            remove_leftovers(self.folder, COMPLETE, "*.safetensors")
         elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise InputError(f"{self.folder} is not an empty folder; name another one for the distributions.")
         else:
@@ -76,7 +78,7 @@ class DistributionWriter:
         write_atomic(self._path(first_scored), save(shard))
 
     def require(self, first_scored: Iterable[int]) -> None:
-        """Nothing, if the distributions of these windows are there.
+        """Checks that the distributions of these windows are there.
 
         Raises:
             RunError: otherwise.
@@ -97,7 +99,7 @@ class DistributionWriter:
 
 
 def read_distributions(folder: str | Path) -> Iterator[DistributionShard]:
-    """The distributions that `perplexity(distributions=…)` wrote, window after window, each read when its turn comes.
+    """The distributions that `perplexity(distributions=…)` wrote, window after window, each read when it is reached.
 
     Raises:
         DataError: if there are none, or the run that wrote them has not come to its end.
@@ -122,7 +124,7 @@ def distributions_bytes(n_tokens: int, d_vocab: int, dtype: DistributionDtype | 
 
 
 def announce(folder: str | Path, n_tokens: int, d_vocab: int, dtype: str) -> None:
-    """Says, before any work, how much will be written.
+    """Announces, before any work, how much will be written.
 
     Raises:
         InputError: if the disk has no room for it.

@@ -13,6 +13,7 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.measures.divergence import jensen_shannon, normalised_kl
 from steerlab.measures.nucleus import policy_log_probs
 from steerlab.measures.quantities import LogDistribution
 from steerlab.scoring.source import TextLike
@@ -165,14 +166,14 @@ def divergence(
     rows: list[dict[str, np.ndarray]] = []
     with progress(windows.n_scored, "divergence") as bar:
         for part in windows:
-            n_scored = part.window.n_scored
+            n_scored = part.n_scored
             row = (*sizes.prefix, *part.ids)
             log_a, log_b = (
                 torch.as_tensor(window_values(engine, row, n_scored, {"all": LogDistribution()}, plan)["all"])
                 for engine, plan in ((engine_a, plan_a), (engine_b, plan_b))
             )
             ids = torch.tensor(part.ids[-n_scored:])
-            found = {"positions": np.arange(part.window.first_scored, part.window.stop), "token_ids": ids.numpy()}
+            found = {"positions": np.arange(part.first_scored, part.stop), "token_ids": ids.numpy()}
             rows.append(found | _compare(log_a, log_b, ids, policy))
             bar.update(n_scored)
     joined = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
@@ -181,7 +182,7 @@ def divergence(
 
 
 def check_same_vocabulary(engine_a: Engine, engine_b: Engine) -> None:
-    """Nothing, if token ids and logits mean the same in both engines.
+    """Checks that token ids and logits mean the same in both engines.
 
     Raises:
         InputError: otherwise.
@@ -227,28 +228,6 @@ def _compare(
         found["overlap"].append(_mass(a, b))
         found["reverse_overlap"].append(_mass(b, a))
     return {name: torch.cat(values).numpy() for name, values in found.items()}
-
-
-def jensen_shannon(
-    log_a: Float[Tensor, "*batch d_vocab"], log_b: Float[Tensor, "*batch d_vocab"]
-) -> Float[Tensor, "*batch"]:
-    """Jensen-Shannon divergence of two log-distributions, in nats, per row; between 0 and ln 2.
-
-    Examples:
-        >>> a, b = torch.tensor([0.5, 0.5, 0.0]).log(), torch.tensor([0.0, 0.0, 1.0]).log()
-        >>> round(jensen_shannon(a, b).item(), 4)  # nothing in common: ln 2
-        0.6931
-    """
-    middle = torch.logaddexp(log_a, log_b) - math.log(2)
-    return (normalised_kl(log_a, middle) + normalised_kl(log_b, middle)) / 2
-
-
-def normalised_kl(
-    log_p: Float[Tensor, "*batch d_vocab"], log_q: Float[Tensor, "*batch d_vocab"]
-) -> Float[Tensor, "*batch"]:
-    """`steerlab.measures.kl` of log-distributions that sum to 1 already, at a third of its cost."""
-    p = log_p.exp()
-    return (p * (log_p - log_q)).masked_fill_(p == 0, 0.0).sum(dim=-1).clamp_min(0.0)
 
 
 def _mass(log_a: Tensor, log_b: Tensor) -> Tensor:

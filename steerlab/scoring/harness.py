@@ -29,9 +29,9 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
 from steerlab.core.text import continued_chat
 from steerlab.measures.quantities import PolicyLogQ, TokenLogProb
-from steerlab.steering import where as positions
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import where as positions
 from steerlab.steering.vectors import VectorSet
 
 try:
@@ -63,7 +63,7 @@ _Request = tuple[Any, list[int], list[int]]
 
 @register_model("steerlab")
 class HarnessModel(TemplateLM):
-    """An engine under a plan, as the harness asks its models.
+    """An engine under a plan, with the interface of the harness's models.
 
     Tokenisation, empty contexts, rolling windows, truncation from the left (with a warning) and stop sequences are the
     harness's own for Hugging Face models. Targets that share a context share its computation.
@@ -150,7 +150,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is."""
+        """The token that stands for an empty context."""
         if self._prefix_token_id is not None:
             return self._prefix_token_id
         bos = self.tokenizer.bos_token_id
@@ -162,7 +162,7 @@ class HarnessModel(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its results: weights and plan, by hash."""
+        """What the harness writes with its results: weights and plan, by hash."""
         info = self.engine.info
         return {
             "model_name": info.name,

@@ -1,10 +1,11 @@
-"""A journal of finished windows: what a killed run has scored is there when it starts again.
+"""A journal of finished windows, from which an interrupted run resumes.
 
 The first line says, as JSON, what is being measured. Each record after it holds the scores of a batch of windows and a
 checksum; one that a killed process left incomplete is recognised by it and dropped.
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from steerlab.core.errors import RunError
-from steerlab.core.files import write_atomic
+from steerlab.core.files import remove_leftovers, write_atomic
 from steerlab.scoring.windows import Window
 
 _HEAD = struct.Struct("<4sQQ32s")
@@ -57,7 +58,7 @@ class TextDigest:
         self._seen = window.stop
 
     def digest(self) -> bytes:
-        """Of the tokens so far."""
+        """The hash of the tokens so far."""
         return self._hash.digest()
 
 
@@ -85,6 +86,7 @@ class Journal:
             raise RunError(f"Cannot open {self.path} to resume from: {error.strerror}.") from error
         try:
             self._lock()
+            remove_leftovers(self.path.parent, glob.escape(self.path.name))
             check_fingerprint(self.path, self._fingerprint(), fingerprint)
             self.records = self._read()
         except BaseException:
@@ -150,7 +152,7 @@ def _next_record(file: BinaryIO) -> Record | None:
 
 
 def check_fingerprint(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Nothing, if what lies at a path was measured as is wanted now.
+    """Checks that the measurement at a path is the requested one.
 
     Raises:
         RunError: otherwise; says what differs.

@@ -19,7 +19,7 @@ from steerlab.core.text import encode_prompt
 PIECE_CHARS = 1 << 20  # texts up to this length are tokenised in one go
 LOOKAHEAD_CHARS = 1 << 12
 _TRIES = 4
-_GROWTH = 4  # how many times longer than asked a piece may get in search of a place to cut
+_GROWTH = 4  # how many times longer than requested a piece may become in search of a place to cut
 
 # ASCII on both sides, so that no Unicode normalisation reaches across; best after a line end, else before a space.
 _LINE_STARTS = re.compile(r"(?<=\n)(?=[A-Za-z0-9])")
@@ -62,7 +62,7 @@ def tokenised_pieces(
 
 
 def _filled(source: Iterator[str], held: str, length: int) -> tuple[str, bool]:
-    """The text held, filled up to a length, and whether the source has ended."""
+    """The buffered text, filled up to a length, and whether the source has ended."""
     parts, size = [held], len(held)
     while size <= length:
         chunk = next(source, None)
@@ -105,7 +105,7 @@ def _candidates(text: str, at_most: int) -> Iterator[int]:
 
 
 def check_local(tokenizer: Any) -> None:
-    """Nothing, if a tokenizer's tokens depend on a bounded stretch of text around them.
+    """Checks that a tokenizer's tokens depend on a bounded stretch of text around them.
 
     Raises:
         PromptError: otherwise, or if that cannot be known.

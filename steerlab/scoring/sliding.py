@@ -18,9 +18,9 @@ from steerlab.measures.quantities import LogDistribution, TokenLogProb
 from steerlab.scoring.distributions import DistributionDtype, DistributionWriter, announce
 from steerlab.scoring.journal import Journal, Record
 from steerlab.scoring.source import TextLike, count_tokens
-from steerlab.scoring.stream import TextPart, TextWindows, batched, progress, window_values
+from steerlab.scoring.stream import TextWindows, batched, progress, window_values
 from steerlab.scoring.texts import window_nlls
-from steerlab.scoring.windows import WindowSizes, window_sizes
+from steerlab.scoring.windows import TextWindow, WindowSizes, window_sizes
 
 BATCH_TOKENS = 1 << 15  # per call of an engine that states no budget of its own
 WINDOW_BYTES = 4 << 30  # of one window's distributions in memory
@@ -128,7 +128,7 @@ def perplexity(
             found = _score(engine, batch, sizes, plan, writer)
             nlls.append(found)
             if journal is not None:
-                journal.append(Record(batch[0].window.first_scored, batch[-1].window.stop, batch[-1].digest, found))
+                journal.append(Record(batch[0].first_scored, batch[-1].stop, batch[-1].digest, found))
             bar.update(len(found))
         if writer is not None:
             writer.finish(sum(map(len, nlls)))
@@ -136,20 +136,20 @@ def perplexity(
 
 
 def _resumed(text: TextWindows, journal: Journal | None, progress: Any) -> Iterator[np.ndarray]:
-    """The scores of windows that an earlier run finished; they are skipped in the text.
+    """The scores of windows that an earlier run finished; the text is advanced past them.
 
     Raises:
         RunError: if the text is not the one that they were measured on.
     """
     for record in journal.records if journal else ():
         first = last = text.take()
-        while last is not None and last.window.stop < record.stop:
+        while last is not None and last.stop < record.stop:
             last = text.take()
         if (
             first is None
             or last is None
             or last.digest != record.digest
-            or (first.window.first_scored, last.window.stop) != (record.first_scored, record.stop)
+            or (first.first_scored, last.stop) != (record.first_scored, record.stop)
         ):
             raise RunError(
                 f"{journal and journal.path} belongs to another text: it differs before token {record.stop}. "
@@ -160,17 +160,17 @@ def _resumed(text: TextWindows, journal: Journal | None, progress: Any) -> Itera
 
 
 def _score(
-    engine: Any, batch: Sequence[TextPart], sizes: WindowSizes, plan: Any, writer: DistributionWriter | None
+    engine: Any, batch: Sequence[TextWindow], sizes: WindowSizes, plan: Any, writer: DistributionWriter | None
 ) -> np.ndarray:
     """Negative log-probabilities of the tokens that a batch scores, float32; distributions go to the writer."""
     if writer is None:
-        rows = [(sizes.prefix + part.ids, part.window.n_scored) for part in batch]
+        rows = [(sizes.prefix + part.ids, part.n_scored) for part in batch]
         return np.concatenate(window_nlls(engine, rows, plan)).astype(np.float32)
     (part,) = batch
-    n_scored = part.window.n_scored
+    n_scored = part.n_scored
     quantities = {"log_prob": TokenLogProb(), "distribution": LogDistribution()}
     found = window_values(engine, sizes.prefix + part.ids, n_scored, quantities, plan)
-    writer.write(part.window.first_scored, part.ids[-n_scored:], torch.as_tensor(found["distribution"]))
+    writer.write(part.first_scored, part.ids[-n_scored:], torch.as_tensor(found["distribution"]))
     return -found["log_prob"].astype(np.float32)
 
 

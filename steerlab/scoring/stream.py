@@ -1,7 +1,6 @@
 """The windows of one text, read as they are needed."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from steerlab.core.text import first_token_bytes
 from steerlab.scoring.journal import TextDigest
 from steerlab.scoring.source import Source, TextLike, open_source
 from steerlab.scoring.windows import (
+    TextWindow,
     Window,
     WindowSizes,
     check_positions,
@@ -21,21 +21,6 @@ from steerlab.scoring.windows import (
     sliding_windows,
     stream_windows,
 )
-
-
-@dataclass(frozen=True)
-class TextPart:
-    """A window of a text.
-
-    Attributes:
-        window: where it stands.
-        ids: the tokens that are run, after the prefix.
-        digest: hash of the text's ids up to the window's end.
-    """
-
-    window: Window
-    ids: tuple[int, ...] = field(repr=False)
-    digest: bytes = field(repr=False)
 
 
 class TextWindows:
@@ -76,18 +61,19 @@ class TextWindows:
         n_tokens = self.source.n_tokens
         return None if n_tokens is None else n_tokens - (0 if self.sizes.prefix else 1)
 
-    def __iter__(self) -> Iterator[TextPart]:
+    def __iter__(self) -> Iterator[TextWindow]:
         while (found := self.take()) is not None:
             yield found
 
-    def take(self) -> TextPart | None:
+    def take(self) -> TextWindow | None:
         """The next window; None at the end."""
         found = self._pending or next(self._windows, None)
         self._pending = None
         if found is None:
             return None
-        self._digest.add(*found)
-        return TextPart(*found, self._digest.digest())
+        window, ids = found
+        self._digest.add(window, ids)
+        return TextWindow(0, ids, window.first_scored, window.n_scored, self._digest.digest())
 
     def _start(self) -> None:
         self._pending = window, ids = next(self._windows)
@@ -124,9 +110,9 @@ class TextWindows:
             check_positions(plan, windows, self.source.n_tokens, len(self.sizes.prefix))
 
 
-def batched(parts: Iterable[TextPart], budget: int) -> Iterator[list[TextPart]]:
+def batched(parts: Iterable[TextWindow], budget: int) -> Iterator[list[TextWindow]]:
     """Windows in order, in batches of at most `budget` tokens; a window longer than that is alone."""
-    batch: list[TextPart] = []
+    batch: list[TextWindow] = []
     size = 0
     for part in parts:
         if batch and size + len(part.ids) > budget:

@@ -1,7 +1,6 @@
 """Scores of many texts at once, such as the neutral texts of an experiment."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,30 +8,7 @@ import numpy as np
 from steerlab.core.engine import Engine
 from steerlab.core.errors import PromptError
 from steerlab.core.text import PromptLike, encode_prompt
-from steerlab.scoring.windows import Window, check_positions, sliding_windows
-
-
-@dataclass(frozen=True)
-class TextWindow:
-    """A window of one of several texts.
-
-    Attributes:
-        text: which text.
-        ids: the tokens that are run.
-        first_scored: absolute position, in the text, of the first token scored here.
-        n_scored: how many of the last tokens are scored.
-    """
-
-    text: int
-    ids: tuple[int, ...]
-    first_scored: int
-    n_scored: int
-
-    @property
-    def place(self) -> Window:
-        """The stretch of the text that it is."""
-        stop = self.first_scored + self.n_scored
-        return Window(stop - len(self.ids), self.first_scored, stop)
+from steerlab.scoring.windows import TextWindow, check_positions, sliding_windows
 
 
 def text_windows(engine: Engine, texts: Sequence[PromptLike]) -> list[TextWindow]:

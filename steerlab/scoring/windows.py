@@ -12,7 +12,7 @@ reaches C tokens back; its new tokens are scored, the rest is context, and at le
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ import torch
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PlanError
 from steerlab.core.numbers import as_integer, shown
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.sets import Generated, Ids, Index, Marked
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Generated, Ids, Index, Marked
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,35 @@ class Window:
     def n_scored(self) -> int:
         """How many of its last tokens are scored."""
         return self.stop - self.first_scored
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """A window of a text, with its tokens.
+
+    Attributes:
+        text: which of several texts.
+        ids: the tokens that are run.
+        first_scored: absolute position, in the text, of the first token scored here.
+        n_scored: how many of the last tokens are scored.
+        digest: hash of the text's ids up to the window's end, where it is needed.
+    """
+
+    text: int
+    ids: tuple[int, ...] = field(repr=False)
+    first_scored: int
+    n_scored: int
+    digest: bytes = field(default=b"", repr=False)
+
+    @property
+    def stop(self) -> int:
+        """Absolute position after the last token scored here."""
+        return self.first_scored + self.n_scored
+
+    @property
+    def place(self) -> Window:
+        """Its place in the text."""
+        return Window(self.stop - len(self.ids), self.first_scored, self.stop)
 
 
 @dataclass(frozen=True)
@@ -68,7 +97,7 @@ def window_sizes(
     at_most: int | None = None,
     bos_each_window: bool = False,
 ) -> WindowSizes:
-    """The sizes asked for, or the defaults: the shortest context of the engines, and a stride of the whole context.
+    """The requested sizes, or the defaults: the shortest context of the engines, and a stride of the whole context.
 
     Args:
         engines: the engines that run the windows.
@@ -101,7 +130,7 @@ def _bos(engine: Engine) -> tuple[int, ...]:
 
 
 def check_sizes(context_length: int, stride: int) -> None:
-    """Nothing, if windows can have these sizes.
+    """Checks that the sizes are possible.
 
     Raises:
         InputError: otherwise.
@@ -163,7 +192,7 @@ def stream_windows(
 
 
 class _Tokens:
-    """The part of a text that windows still need."""
+    """The part of a text that later windows need."""
 
     def __init__(self, pieces: Iterator[Sequence[int]]) -> None:
         self.pieces = pieces
@@ -185,7 +214,7 @@ class _Tokens:
 
 
 def check_positions(plan: Any, windows: Sequence[Window], n_tokens: int, n_prefix: int) -> None:
-    """Nothing, if every edit acts on the same tokens in the windows as it would in the whole text.
+    """Checks that every edit acts on the same tokens in the windows as it would in the whole text.
 
     Raises:
         PlanError: otherwise.
@@ -207,7 +236,7 @@ def check_positions(plan: Any, windows: Sequence[Window], n_tokens: int, n_prefi
 
 
 def check_streamed_positions(plan: Any, sizes: WindowSizes) -> None:
-    """Nothing, if every edit acts alike in all windows of a text whose length is not known yet.
+    """Checks that every edit acts alike in all windows of a text whose length is not known yet.
 
     Sets that count no positions treat all windows after the first the same, so the first few stand for all.
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steerlab.core.receipts import Receipt
 from steerlab.sequences.config import ProcessorConfig
 from steerlab.sequences.diagnostics import COLUMNS, DiagnosticsResults, pack_of
 from steerlab.sequences.forcing import ForcedRow
@@ -23,10 +24,14 @@ class Assembly:
         sequences: what was scored.
         config: the configuration.
         with_grad: whether results keep graph and device.
+
+    Attributes:
+        receipts: what the plan edited in each scored row.
     """
 
     def __init__(self, sequences: BatchedSequences, config: ProcessorConfig, with_grad: bool) -> None:
         self.sequences, self.config, self.with_grad = sequences, config, with_grad
+        self.receipts: tuple[Receipt, ...] = ()
         self._rows: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def take(self, rows: Sequence[ForcedRow], result: HeadResult) -> None:
@@ -59,6 +64,7 @@ class Assembly:
             token_logqs=log_qs,
             sequence_logqs=_sums(log_qs),
             policy=self.config.generation.policy,
+            receipts=self.receipts,
         )
 
     def diagnostics(self, early_steps: int) -> DiagnosticsResults:

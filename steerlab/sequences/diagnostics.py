@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from steerlab.core.numbers import as_integer, as_list
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures.steps import PolicySteps, policy_steps
 from steerlab.sequences.config import check_count
-from steerlab.sequences.types import as_array, storage, surprisal
+from steerlab.sequences.storage import cut, joined_arrays, read_results, write_results
+from steerlab.sequences.types import as_array, surprisal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,7 +171,12 @@ class DiagnosticsResults:
 
     def save(self, path: str | Path) -> Path:
         """Writes a JSON file and, beside it, the tensors; see `steerlab.sequences.storage`."""
-        return storage().save_diagnostics(self, path)
+        lens = [[pack.sequence.num_tokens for pack in row] for row in self.diagnostics]
+        tensors = {
+            name: joined_arrays([[getattr(pack.steps, name) for pack in row] for row in self.diagnostics])
+            for name in COLUMNS
+        }
+        return write_results(path, "diagnostics", {"lens": lens, "early_steps": self.early_steps}, tensors)
 
     @classmethod
     def load(cls, path: str | Path) -> "DiagnosticsResults":
@@ -179,7 +185,7 @@ class DiagnosticsResults:
         Raises:
             DataError: if there is no such file, or it is damaged.
         """
-        return storage().load_diagnostics(path)
+        return read_results(path, "diagnostics", _diagnostics)
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per response: its indices and every single number; means over steps are named `mean_…`."""
@@ -290,6 +296,16 @@ def pack_of(columns: Mapping[str, Tensor], *, early_steps: int = EARLY_STEPS) ->
     """Diagnostics of one response from tensors [T] by name."""
     steps = TokenStepDiagnostics(**{name: as_array(columns[name]) for name in COLUMNS})
     return DiagnosticsPack(steps, SequenceDiagnostics.of(steps, early_steps=early_steps))
+
+
+def _diagnostics(data: dict[str, Any], tensors: dict[str, Tensor]) -> DiagnosticsResults:
+    parts = {name: cut(values, data["lens"]) for name, values in tensors.items()}
+    early = int(data["early_steps"])
+    packs = [
+        [pack_of({name: parts[name][b][g] for name in COLUMNS}, early_steps=early) for g in range(len(row))]
+        for b, row in enumerate(data["lens"])
+    ]
+    return DiagnosticsResults(packs, early)
 
 
 def _flat(sequence: SequenceDiagnostics) -> dict[str, float]:

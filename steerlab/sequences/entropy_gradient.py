@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from steerlab.core.errors import InputError
+from steerlab.runtime.evaluation import evaluating
 from steerlab.sequences.importance import importance_weights
-from steerlab.sequences.precision import evaluating
 from steerlab.sequences.scoring import ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults
-from steerlab.steering.assign import PlanArgument
+from steerlab.steering.plan_assignment import PlanArgument
 
 if TYPE_CHECKING:
     from steerlab.sequences.processor import SequenceProcessor

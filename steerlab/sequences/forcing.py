@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from steerlab.core.not_finite import not_finite
 from steerlab.core.receipts import Receipt
-from steerlab.engines.lens.arguments import optional_arguments
-from steerlab.engines.lens.rows import right_padded
-from steerlab.sequences.anatomy import Anatomy
+from steerlab.runtime.arguments import optional_arguments
+from steerlab.runtime.model_parts import ModelParts
+from steerlab.runtime.rows import right_padded
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
 from steerlab.sequences.head import HeadResult, HeadSpec, measure_head
-from steerlab.sequences.plan_hooks import PlanDesk, carried_out
+from steerlab.sequences.plan_resolver import PlanResolver, apply_plan
 from steerlab.sequences.precision import autocasting
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 
@@ -57,15 +57,15 @@ class Forcing:
 
     Attributes:
         parts: the model's parts.
-        desk: its layers, for plans.
+        resolver: its layers, for plans.
         spec: how the head's logits are measured.
         precision: autocast of the pass.
         state: parameters and buffers to run with, by name; None runs the live model.
         n_prompts: prompts of the call.
     """
 
-    parts: Anatomy
-    desk: PlanDesk
+    parts: ModelParts
+    resolver: PlanResolver
     spec: HeadSpec
     precision: ForcingPrecision | FunctionalPrecision
     state: Mapping[str, Tensor] | None
@@ -74,7 +74,7 @@ class Forcing:
     def run(self, rows: Sequence[ForcedRow], assigned: AssignedPlan) -> tuple[HeadResult, list[Receipt]]:
         """Scores a batch of rows under one plan; results are of all rows' tokens, one row after the other."""
         contents = [
-            PromptContent(row.prompt_index, self.n_prompts, row.prompt_ids, tokenizer=self.desk.tokenizer)
+            PromptContent(row.prompt_index, self.n_prompts, row.prompt_ids, tokenizer=self.resolver.tokenizer)
             for row in rows
         ]
         run = PlanRun(assigned.plan, len(rows), contents)
@@ -99,7 +99,7 @@ class Forcing:
         carrier = _Carrier(self.parts)
         with ExitStack() as stack:
             if len(run.plan):
-                stack.enter_context(carried_out(self.desk.layers, run))
+                stack.enter_context(apply_plan(self.resolver.layers, run))
             stack.enter_context(autocasting(self.precision, ids.device))
             if self.state is None:
                 hidden, weight, bias = carrier(ids, positions)
@@ -118,7 +118,7 @@ class Forcing:
 class _Carrier(nn.Module):
     """Holds the user's model for one call, so that its parts can run with other parameters under the model's names."""
 
-    def __init__(self, parts: Anatomy) -> None:
+    def __init__(self, parts: ModelParts) -> None:
         super().__init__()
         self.root = parts.root
         self.__dict__["parts"] = parts  # not as a submodule: the parts lie inside root already

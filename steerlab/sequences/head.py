@@ -14,7 +14,7 @@ from torch import Tensor
 
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures.steps import SHAPE_FIELDS, PolicySteps, policy_steps, policy_steps_gradient
-from steerlab.sequences.anatomy import LogitTransform
+from steerlab.runtime.model_parts import LogitTransform
 
 CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
 """Bytes of one chunk of logits, by device; some half dozen arrays of this size live at once."""

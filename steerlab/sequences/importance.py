@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from steerlab.core.errors import InputError
-from steerlab.core.policy import SamplingPolicy
+from steerlab.measures.nucleus import truncates
 from steerlab.sequences.types import LogprobResults
 
 _UNMOVED = 1e-3  # nats a sequence; less is rounding
@@ -95,7 +95,7 @@ def importance_weights(
     log_weights = aimed - drawn
     tokens = sum(values.size for row in new.outside_nucleus for values in row)
     outside = sum(int(values.sum()) for row in new.outside_nucleus for values in row)
-    biased = _truncates(old.policy) and bool((np.abs(log_weights) > _UNMOVED).any())
+    biased = truncates(old.policy) and bool((np.abs(log_weights) > _UNMOVED).any())
     if biased:
         warnings.warn(
             f"{old.policy} truncates, so sequences outside its nucleus were never drawn: importance weights are biased "
@@ -104,7 +104,3 @@ def importance_weights(
             stacklevel=2,
         )
     return ImportanceWeights(log_weights, outside / tokens if tokens else math.nan, biased)
-
-
-def _truncates(policy: SamplingPolicy) -> bool:
-    return policy.is_greedy or policy.top_p < 1 or policy.top_k > 0 or policy.min_p > 0

@@ -34,19 +34,6 @@ def autocasting(config: ForcingPrecision | FunctionalPrecision, device: torch.de
         yield
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Runs the body with every module in evaluation mode; each gets its own mode back afterwards."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def active_dropout(model: nn.Module) -> bool:
     """Whether some module is in training mode and would drop something."""
     kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)

@@ -11,25 +11,26 @@ import torch
 from torch import Tensor
 
 from steerlab.core.arguments import explains_arguments
-from steerlab.core.endings import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.receipts import Receipt, warn_if_idle
-from steerlab.engines.lens.hooking import alone
-from steerlab.sequences.anatomy import Anatomy, find_parts
+from steerlab.core.stopping import stop_strings
+from steerlab.runtime.hooks import alone
+from steerlab.runtime.model_parts import ModelParts, find_parts
+from steerlab.runtime.shared_weights import HoldsModel
 from steerlab.sequences.assembly import Assembly
 from steerlab.sequences.config import GenerationConfig, ProcessorConfig, as_dtype, check_count
 from steerlab.sequences.datasets import sample_examples
 from steerlab.sequences.diagnostics import EARLY_STEPS, DiagnosticsResults
 from steerlab.sequences.overrides import Overrides, state_override
-from steerlab.sequences.plan_hooks import PlanDesk
+from steerlab.sequences.plan_resolver import PlanResolver
 from steerlab.sequences.precision import precise
 from steerlab.sequences.rewards import Reward, rewards_of, tag_reward
-from steerlab.sequences.sampling import Drawing, Sampler, single_seed
+from steerlab.sequences.sampling import Sampler, SamplingRequest, single_seed
 from steerlab.sequences.scoring import Scorer, ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults, as_array
 from steerlab.sequences.weights_match import check_same_weights
-from steerlab.steering.assign import PlanArgument
+from steerlab.steering.plan_assignment import PlanArgument
 
 DEFAULT_STOP = ("</answer>",)
 DEFAULT_DATASET = "arithmetic_r1"
@@ -51,8 +52,8 @@ class SequenceProcessor:
 
     Args:
         model: a causal language model of Hugging Face transformers, also inside DistributedDataParallel or with
-            LoRA-like adapters.
-        tokenizer: its tokenizer. None will do for scoring given ids without a dose.
+            LoRA-like adapters; or an engine of `sl.load`, whose weights are then shared and not copied.
+        tokenizer: its tokenizer; by default the engine's. None will do for scoring given ids without a dose.
         logger: gets one line of information per call; None for the package's logger.
         config: a GenerationConfig, a `ProcessorConfig`, or a dictionary `{"generation": {...}, "precision": {...}}`.
 
@@ -69,23 +70,25 @@ class SequenceProcessor:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        tokenizer: Any = None,
         logger: logging.Logger | None = None,
         config: ProcessorConfig | GenerationConfig | Mapping[str, Any] | None = None,
     ) -> None:
         checked = ProcessorConfig.of(config)
         self.logger = logger or logging.getLogger(__name__)
+        if isinstance(model, HoldsModel):
+            model, tokenizer = model.plain_model(), model.tokenizer if tokenizer is None else tokenizer
         self._tokenizer = tokenizer
         with precise(checked.precision):
             self._parts = find_parts(model)
         self.receipts: list[Receipt] = []
         self.head_chunk_rows = None
         self.early_steps = EARLY_STEPS
-        self._desk = PlanDesk(self._parts, tokenizer)
+        self._resolver = PlanResolver(self._parts, tokenizer)
         self.config = checked
 
     @property
-    def parts(self) -> Anatomy:
+    def parts(self) -> ModelParts:
         """The model's parts."""
         return self._parts
 
@@ -93,6 +96,10 @@ class SequenceProcessor:
     def tokenizer(self) -> Any:
         """The model's own tokenizer."""
         return self._tokenizer
+
+    def plain_model(self) -> Any:
+        """The Hugging Face causal language model that this works on."""
+        return self.parts.causal
 
     @property
     def config(self) -> ProcessorConfig:
@@ -103,7 +110,7 @@ class SequenceProcessor:
     def config(self, config: ProcessorConfig | GenerationConfig | Mapping[str, Any] | None) -> None:
         self._config = ProcessorConfig.of(config)
         self._overrides = Overrides(self.parts.root, self._config.precision.func_override)
-        self.scorer = Scorer(self.parts, self._desk, self._overrides, self.tokenizer, self._config)
+        self.scorer = Scorer(self.parts, self._resolver, self._overrides, self.tokenizer, self._config)
 
     @property
     def head_chunk_rows(self) -> int | None:
@@ -174,7 +181,7 @@ class SequenceProcessor:
                 "SequenceProcessor has none; make one with it. Scoring of given ids goes without."
             )
         generation = self.config.generation
-        drawing = Drawing(
+        request = SamplingRequest(
             n=check_count(generation.num_return_sequences if G is None else G, "G"),
             rows_at_once=check_count(
                 generation.gen_batch_size if gen_batch_size is None else gen_batch_size, "gen_batch_size"
@@ -187,9 +194,10 @@ class SequenceProcessor:
         if engine is not None:
             check_same_weights(self.parts, self.tokenizer, engine, self._log_probs_of_probe)
         started = time.perf_counter()
-        sampler = Sampler(self.parts, self._desk, self.tokenizer, generation)
+        sampler = Sampler(self.parts, self._resolver, self.tokenizer, generation)
         with alone(self.parts.causal), precise(self.config.precision):
-            sequences, self.receipts = sampler.run(prompts, drawing, engine)
+            sequences, self.receipts = sampler.run(prompts, request, engine)
+        sequences = replace(sequences, receipts=tuple(self.receipts))
         tokens, took = sum(map(sum, sequences.gen_lens)), time.perf_counter() - started
         self.logger.info("generated %d tokens for %d prompts in %.2f s", tokens, sequences.n_prompts, took)
         if engine is None:

@@ -1,4 +1,4 @@
-"""Drawing responses from the user's own model, and reading in what an engine has drawn."""
+"""SamplingRequest responses from the user's own model, and reading in what an engine has drawn."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from steerlab.core.endings import find_stop
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.not_finite import not_finite
@@ -18,26 +17,26 @@ from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.spelling import Continuation
+from steerlab.core.stopping import find_stop
 from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
-from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
-from steerlab.engines.lens.generating import GenerationJob, generation_jobs, ran_tokens
-from steerlab.engines.lens.growth import fresh_rows
-from steerlab.engines.lens.info import eos_token_ids
-from steerlab.sequences.anatomy import Anatomy
+from steerlab.runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
+from steerlab.runtime.evaluation import evaluating
+from steerlab.runtime.growth import fresh_rows
+from steerlab.runtime.jobs import GenerationJob, generation_jobs, ran_tokens
+from steerlab.runtime.model_parts import ModelParts
 from steerlab.sequences.config import GenerationConfig
-from steerlab.sequences.plan_hooks import PlanDesk, carried_out
-from steerlab.sequences.precision import evaluating
+from steerlab.sequences.plan_resolver import PlanResolver, apply_plan
 from steerlab.sequences.types import BatchedSequences
-from steerlab.steering.assign import AssignedPlan, PlanArgument, group_by_plan
-from steerlab.steering.content import PromptContent
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, group_by_plan
+from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.run import PlanRun
 
 Row = RowOutput | Completion
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """One call's wishes; see `SequenceProcessor.generate_batched`.
+class SamplingRequest:
+    """The arguments of one call; see `SequenceProcessor.generate_batched`.
 
     Attributes:
         n: responses per prompt.
@@ -62,51 +61,55 @@ class Sampler:
 
     Attributes:
         parts: the model's parts.
-        desk: its layers, for plans.
+        resolver: its layers, for plans.
         tokenizer: the model's own tokenizer.
         config: policy and length.
     """
 
-    parts: Anatomy
-    desk: PlanDesk
+    parts: ModelParts
+    resolver: PlanResolver
     tokenizer: Any
     config: GenerationConfig
 
-    def run(self, prompts: Any, drawing: Drawing, engine: Engine | None) -> tuple[BatchedSequences, list[Receipt]]:
+    def run(
+        self, prompts: Any, request: SamplingRequest, engine: Engine | None
+    ) -> tuple[BatchedSequences, list[Receipt]]:
         """Draws every response; receipts are in order of rows."""
         self.parts.check_head()
         given = as_prompts(prompts)
-        drawing = replace(drawing, seed=check_seed(drawing.seed, len(given)))
-        encoded = encode_prompts(self.parts, self.tokenizer, given, self.config.max_new_tokens, drawing.chat)
+        request = replace(request, seed=check_seed(request.seed, len(given)))
+        encoded = encode_prompts(self.parts, self.tokenizer, given, self.config.max_new_tokens, request.chat)
         ids = [prompt.token_ids for prompt in encoded]
         if engine is None:
-            rows, receipts = self._from_model(encoded, drawing)
+            rows, receipts = self._from_model(encoded, request)
         else:
-            rows, receipts = self._from_engine(engine, ids, drawing)
-        return self._sequences(given, ids, rows, drawing), receipts
+            rows, receipts = self._from_engine(engine, ids, request)
+        return self._sequences(given, ids, rows, request), receipts
 
     def _from_engine(
-        self, engine: Engine, ids: Sequence[tuple[int, ...]], drawing: Drawing
+        self, engine: Engine, ids: Sequence[tuple[int, ...]], request: SamplingRequest
     ) -> tuple[list[Row], list[Receipt]]:
         generations = engine.generate(
             [list(row) for row in ids],
-            plan=drawing.plan,
+            plan=request.plan,
             policy=self.config.policy,
             max_new_tokens=self.config.max_new_tokens,
-            n=drawing.n,
-            seed=drawing.seed,
-            stop=drawing.stop,
+            n=request.n,
+            seed=request.seed,
+            stop=request.stop,
         )
         failed = [c for c in generations if c.finish_reason == "error"]
         if failed:
             what = f"The logits of prompt {failed[0].prompt_index}, sample {failed[0].sample_index}"
-            raise not_finite(what, engine.info.dtype, steered=drawing.plan is not None)
+            raise not_finite(what, engine.info.dtype, steered=request.plan is not None)
         return list(generations), list(generations.receipts)
 
-    def _from_model(self, encoded: Sequence[EncodedPrompt], drawing: Drawing) -> tuple[list[Row], list[Receipt]]:
-        rules = rules_of(self.parts, self.tokenizer, drawing.stop, self.config.max_new_tokens)
+    def _from_model(
+        self, encoded: Sequence[EncodedPrompt], request: SamplingRequest
+    ) -> tuple[list[Row], list[Receipt]]:
+        rules = rules_of(self.parts, self.tokenizer, request.stop, self.config.max_new_tokens)
         jobs = generation_jobs(
-            [prompt.token_ids for prompt in encoded], drawing.n, drawing.seed, self.config.max_new_tokens
+            [prompt.token_ids for prompt in encoded], request.n, request.seed, self.config.max_new_tokens
         )
         contents = [
             PromptContent(index, len(encoded), prompt.token_ids, prompt.text, self.tokenizer)
@@ -115,16 +118,16 @@ class Sampler:
         outputs: dict[int, Row] = {}
         receipts: list[Receipt] = []
         with tqdm(total=len(jobs), desc="generate", delay=2.0, leave=False, disable=None) as bar:
-            for assigned, members in group_by_plan(self.desk.assign(drawing.plan, len(encoded))):
+            for assigned, members in group_by_plan(self.resolver.assign(request.plan, len(encoded))):
                 wanted = set(members)
                 mine = [job for job in jobs if job.prompt_index in wanted]
-                for start in range(0, len(mine), drawing.rows_at_once):
-                    batch = mine[start : start + drawing.rows_at_once]
+                for start in range(0, len(mine), request.rows_at_once):
+                    batch = mine[start : start + request.rows_at_once]
                     made, edited = self._batch(batch, [contents[job.prompt_index] for job in batch], assigned, rules)
                     outputs |= zip([job.row_index for job in batch], made, strict=True)
                     receipts += edited
                     bar.update(len(batch))
-        self._check_finite(jobs, outputs, steered=drawing.plan is not None)
+        self._check_finite(jobs, outputs, steered=request.plan is not None)
         return [outputs[job.row_index] for job in jobs], sorted(receipts, key=lambda receipt: receipt.row_index)
 
     def _check_finite(self, jobs: Sequence[GenerationJob], outputs: dict[int, Row], *, steered: bool) -> None:
@@ -151,7 +154,7 @@ class Sampler:
             rows = fresh_rows(self.parts.causal, run, list(map(len, prompts)), "step")
             decoding = Decoding(rows, prompts, self.config.policy, keys, rules, self.tokenizer)
             if len(run.plan):
-                stack.enter_context(carried_out(self.desk.layers, run))
+                stack.enter_context(apply_plan(self.resolver.layers, run))
             outputs = decoding.run()
         if rules.max_new_tokens == 0:
             return outputs, []
@@ -165,17 +168,17 @@ class Sampler:
         return outputs, receipts
 
     def _sequences(
-        self, given: Sequence[PromptLike], ids: Sequence[Sequence[int]], rows: Sequence[Row], drawing: Drawing
+        self, given: Sequence[PromptLike], ids: Sequence[Sequence[int]], rows: Sequence[Row], request: SamplingRequest
     ) -> BatchedSequences:
         pad = getattr(self.tokenizer, "pad_token_id", None)
         pad = getattr(self.tokenizer, "eos_token_id", None) if pad is None else pad
-        nested = [rows[start : start + drawing.n] for start in range(0, len(rows), drawing.n)]
+        nested = [rows[start : start + request.n] for start in range(0, len(rows), request.n)]
         return BatchedSequences.from_ids(
             ids,
             [[row.token_ids for row in group] for group in nested],
             pad_id=pad if isinstance(pad, int) else 0,
             responses_text=[
-                [text_of(self.tokenizer, prompt, row.token_ids, drawing.stop) for row in group]
+                [text_of(self.tokenizer, prompt, row.token_ids, request.stop) for row in group]
                 for prompt, group in zip(ids, nested, strict=True)
             ],
             finish_reasons=[[row.finish_reason for row in group] for group in nested],
@@ -202,7 +205,7 @@ def single_seed(seed: Any) -> int:
 
 
 def encode_prompts(
-    parts: Anatomy, tokenizer: Any, prompts: Any, max_new_tokens: int, chat: bool
+    parts: ModelParts, tokenizer: Any, prompts: Any, max_new_tokens: int, chat: bool
 ) -> list[EncodedPrompt]:
     """Ids of every prompt.
 
@@ -222,7 +225,7 @@ def encode_prompts(
     return encoded
 
 
-def rules_of(parts: Anatomy, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
+def rules_of(parts: ModelParts, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
     """When rows end: any EOS id that model or tokenizer name, a stop string, or the length.
 
     Raises:

@@ -12,23 +12,24 @@ from tqdm.auto import tqdm
 
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.receipts import Receipt
-from steerlab.engines.lens.info import eos_token_ids
-from steerlab.sequences.anatomy import Anatomy
+from steerlab.runtime.decoding import eos_token_ids
+from steerlab.runtime.evaluation import evaluating
+from steerlab.runtime.model_parts import ModelParts
 from steerlab.sequences.assembly import Assembly
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision, ProcessorConfig
 from steerlab.sequences.data_parallel import inside_forward
 from steerlab.sequences.forcing import ForcedRow, Forcing
 from steerlab.sequences.head import HeadResult, HeadSpec
 from steerlab.sequences.overrides import Overrides
-from steerlab.sequences.plan_hooks import PlanDesk
-from steerlab.sequences.precision import active_dropout, evaluating, precise
+from steerlab.sequences.plan_resolver import PlanResolver
+from steerlab.sequences.precision import active_dropout, precise
 from steerlab.sequences.types import BatchedSequences
-from steerlab.steering.assign import AssignedPlan, PlanArgument, group_by_plan
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, group_by_plan
 
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """One call's wishes; see `SequenceProcessor.teacher_force_logprobs`.
+    """The arguments of one call; see `SequenceProcessor.teacher_force_logprobs`.
 
     Attributes:
         with_grad: keep the graph.
@@ -61,14 +62,14 @@ class Scorer:
 
     Attributes:
         parts: the model's parts.
-        desk: its layers, for plans.
+        resolver: its layers, for plans.
         overrides: makes parameter mappings.
         tokenizer: names its end-of-text ids.
         config: the configuration.
     """
 
-    parts: Anatomy
-    desk: PlanDesk
+    parts: ModelParts
+    resolver: PlanResolver
     overrides: Overrides
     tokenizer: Any
     config: ProcessorConfig
@@ -76,7 +77,7 @@ class Scorer:
     def run(self, sequences: BatchedSequences, request: ScoringRequest) -> tuple[Assembly, list[Receipt]]:
         """Scores every response; receipts are in order of rows."""
         self.parts.check_head()
-        assigned = self.desk.assign(request.plan, sequences.n_prompts)
+        assigned = self.resolver.assign(request.plan, sequences.n_prompts)
         rows = forced_rows(sequences, self.parts)
         assembly = Assembly(sequences, self.config, request.with_grad)
         receipts: list[Receipt] = []
@@ -97,7 +98,9 @@ class Scorer:
             results = work() if averager is None else inside_forward(averager, work)
             for (batch, _), result in zip(batches, results, strict=True):
                 assembly.take(batch, HeadResult(**result))
-        return assembly, sorted(receipts, key=lambda receipt: receipt.row_index)
+        receipts.sort(key=lambda receipt: receipt.row_index)
+        assembly.receipts = tuple(receipts)
+        return assembly, receipts
 
     def _forcing(self, request: ScoringRequest, n_prompts: int) -> Forcing:
         state = self._state(request)
@@ -114,7 +117,7 @@ class Scorer:
             eos_ids=tuple(token for token in sorted(named) if token < self.parts.d_vocab),
             chunk_rows=request.chunk_rows,
         )
-        return Forcing(self.parts, self.desk, spec, cast, state, n_prompts)
+        return Forcing(self.parts, self.resolver, spec, cast, state, n_prompts)
 
     def _pass_precision(self, with_grad: bool) -> ForcingPrecision:
         return self.config.precision.tf_withgrad if with_grad else self.config.precision.tf_nograd
@@ -179,7 +182,7 @@ def _in_turn(forcing: Forcing, batches: Sequence[Batch], receipts: list[Receipt]
     return results
 
 
-def forced_rows(sequences: BatchedSequences, parts: Anatomy) -> list[ForcedRow]:
+def forced_rows(sequences: BatchedSequences, parts: ModelParts) -> list[ForcedRow]:
     """Every response that has a token to score.
 
     Raises:

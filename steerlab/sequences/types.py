@@ -4,10 +4,9 @@ B prompts, G responses per prompt. All results keep the nesting `[prompt][respon
 generated tokens alone. Quantities are in nats.
 """
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ from torch import Tensor
 
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.receipts import Receipt
+from steerlab.sequences.storage import as_arrays, cut, joined, joined_arrays, read_results, write_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,10 +41,11 @@ class BatchedSequences:
         attention_masks: 1 for tokens, 0 for padding, [B, G, L_total].
         responses_text: decoded responses, `[B][G]`, special tokens left out, up to the end of a stop string.
         finish_reasons: `eos`, `stop`, `length` or `error`, `[B][G]`; None if unknown.
-        sampler_logqs: log q of each token as the sampler recorded it, nats, `[B][G]` arrays; NaN where an engine keeps
-            none (vLLM under temperature or top_p); None if unknown.
+        sampler_logqs: log q of each token as the sampler recorded it, nats, `[B][G]` arrays; None if unknown. Every
+            engine records the exact one under every policy.
         prompts: the prompts as given; None if unknown.
         examples: the data set's row of each prompt; None without a data set.
+        receipts: what the call's plan edited, one per response in order b·G + g; not saved.
 
     Raises:
         InputError: if shapes, lengths and mask contradict each other.
@@ -58,6 +60,7 @@ class BatchedSequences:
     sampler_logqs: list[list[np.ndarray]] | None = field(default=None, repr=False)
     prompts: list[Any] | None = field(default=None, repr=False)
     examples: list[Mapping[str, Any]] | None = field(default=None, repr=False)
+    receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ids, mask = self.sequences, self.attention_masks
@@ -126,7 +129,11 @@ class BatchedSequences:
 
     def save(self, path: str | Path) -> Path:
         """Writes a JSON file and, beside it, the tensors; see `steerlab.sequences.storage`."""
-        return storage().save_sequences(self, path)
+        tensors = {"sequences": self.sequences, "attention_masks": self.attention_masks}
+        if self.sampler_logqs is not None:
+            tensors["sampler_logqs"] = joined_arrays(self.sampler_logqs)
+        names = ("prompt_lens", "gen_lens", "responses_text", "finish_reasons", "prompts", "examples")
+        return write_results(path, "sequences", {name: getattr(self, name) for name in names}, tensors)
 
     @classmethod
     def load(cls, path: str | Path) -> "BatchedSequences":
@@ -135,7 +142,7 @@ class BatchedSequences:
         Raises:
             DataError: if there is no such file, or it is damaged.
         """
-        return storage().load_sequences(path)
+        return read_results(path, "sequences", _sequences)
 
     @classmethod
     def from_ids(
@@ -231,6 +238,7 @@ class LogprobResults:
         token_logqs: log q of each token under the sampling policy, tensors like `logprobs`; −inf outside the nucleus.
         sequence_logqs: their sums Σ log q, floats.
         policy: the sampling policy of q.
+        receipts: what the call's plan edited, one per response with a token, in order b·G + g; not saved.
     """
 
     logprobs: list[list[Tensor]]
@@ -243,6 +251,7 @@ class LogprobResults:
     token_logqs: list[list[Tensor]]
     sequence_logqs: list[list[float]]
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+    receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def policy_surprisals(self) -> list[list[np.ndarray]]:
@@ -256,7 +265,19 @@ class LogprobResults:
 
     def save(self, path: str | Path) -> Path:
         """Writes a JSON file and, beside it, the tensors, without graphs; see `steerlab.sequences.storage`."""
-        return storage().save_logprobs(self, path)
+        lens = [[len(values) for values in row] for row in self.logprobs]
+        tensors = {"logprobs": joined(self.logprobs), "token_logqs": joined(self.token_logqs)}
+        computed = [[len(values) for values in row] for row in self.rb_entropies] == lens
+        if computed:
+            tensors["rb_entropies"] = joined_arrays(self.rb_entropies)
+        if self.rb_entropies_torch is not None:
+            tensors["rb_entropies_torch"] = joined(self.rb_entropies_torch)
+        if self.baseline_feats_torch is not None:
+            tensors["baseline_feats_torch"] = joined(self.baseline_feats_torch)
+        rewards = [[None if math.isnan(value) else value for value in row] for row in self.rewards]
+        return write_results(
+            path, "logprobs", {"lens": lens, "rewards": rewards, "policy": asdict(self.policy)}, tensors
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> "LogprobResults":
@@ -265,7 +286,7 @@ class LogprobResults:
         Raises:
             DataError: if there is no such file, or it is damaged.
         """
-        return storage().load_logprobs(path)
+        return read_results(path, "logprobs", _logprobs)
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per token: prompt_index, sample_index, step, log_prob, surprisal, log_q, rb_entropy (NaN if none)."""
@@ -291,11 +312,6 @@ tell of the future, which a baseline must not know.) All are functions of the pr
 """
 
 
-def storage() -> Any:
-    """The module that reads and writes these types; it knows them, so they look it up late."""
-    return importlib.import_module("steerlab.sequences.storage")
-
-
 def surprisal(log_probs: Any) -> Any:
     """−log p of an array or tensor, with 0 and not −0 for certainty."""
     return 0.0 - log_probs
@@ -304,3 +320,28 @@ def surprisal(log_probs: Any) -> Any:
 def as_array(values: Tensor) -> np.ndarray:
     """A tensor's values as a NumPy array."""
     return values.detach().cpu().numpy()
+
+
+def _sequences(data: dict[str, Any], tensors: dict[str, Tensor]) -> BatchedSequences:
+    stored = tensors.pop("sampler_logqs", None)
+    log_qs = None if stored is None else as_arrays(cut(stored, data["gen_lens"]))
+    fields: dict[str, Any] = {**data, **tensors}
+    return BatchedSequences(**fields, sampler_logqs=log_qs)
+
+
+def _logprobs(data: dict[str, Any], tensors: dict[str, Tensor]) -> LogprobResults:
+    parts = {name: cut(values, data["lens"]) for name, values in tensors.items()}
+    log_probs, log_qs = parts["logprobs"], parts["token_logqs"]
+    empty = [[log_probs[b][g][:0] for g in range(len(row))] for b, row in enumerate(log_probs)]
+    return LogprobResults(
+        logprobs=log_probs,
+        entropies=[[-values.numpy() for values in row] for row in log_probs],
+        sequence_logprobs=[[float(values.double().sum()) for values in row] for row in log_probs],
+        rb_entropies=as_arrays(parts.get("rb_entropies", empty)),
+        rewards=[[math.nan if value is None else float(value) for value in row] for row in data["rewards"]],
+        rb_entropies_torch=parts.get("rb_entropies_torch"),
+        baseline_feats_torch=parts.get("baseline_feats_torch"),
+        token_logqs=log_qs,
+        sequence_logqs=[[float(values.double().sum()) for values in row] for row in log_qs],
+        policy=SamplingPolicy(**data["policy"]),
+    )

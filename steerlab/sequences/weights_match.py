@@ -9,7 +9,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.shipped import neutral_text
 from steerlab.core.text import encode_prompt
-from steerlab.sequences.anatomy import Anatomy
+from steerlab.runtime.model_parts import ModelParts
 from steerlab.sequences.types import BatchedSequences
 
 _PROMPT, _TARGET = 8, 32
@@ -17,7 +17,7 @@ _TOLERANCE, _NARROW_TOLERANCE = 1e-3, 0.25  # nats on one token; two kernels dif
 
 
 def check_same_weights(
-    parts: Anatomy, tokenizer: Any, engine: Engine, log_probs: Callable[[BatchedSequences], np.ndarray]
+    parts: ModelParts, tokenizer: Any, engine: Engine, log_probs: Callable[[BatchedSequences], np.ndarray]
 ) -> None:
     """Nothing, if the engine's log-probs of a probe text equal the model's.
 

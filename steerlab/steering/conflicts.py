@@ -1,4 +1,4 @@
-"""Edits that contradict each other: a plan with such a pair says something its author cannot mean.
+"""Checks a plan for edits that contradict each other.
 
 Edits at one hook point apply in the plan's order, so `add` before `ablate` differs from `ablate` before `add`, and
 both are plans. But `ablate`, `set` and `clamp` each demand where the projection on their direction ends. Two of them
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import torch
 
 from steerlab.core.errors import PlanError
-from steerlab.steering.edit import Edit
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.projection import Ablate, Clamp, Set
-from steerlab.steering.sets import Ids, Marked, Where
+from steerlab.steering.operators import Ablate, Clamp, Set
+from steerlab.steering.operators.edit import Edit
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Ids, Marked, Where
 
 _SAME_AXIS = 1 - 1e-6
 _LONGEST = 48
 
 
 def check_conflicts(edits: Sequence[Edit]) -> None:
-    """Nothing, if no two edits contradict each other.
+    """Checks that no two edits contradict each other.
 
     Raises:
         PlanError: naming both edits and what to do.
@@ -55,7 +55,7 @@ class _Demand:
 
 
 def _demand(edit: Edit) -> _Demand | None:
-    """What an edit demands, if it acts in full wherever it acts."""
+    """The bounds that an edit demands; None if it has no fixed ones, or acts at less than full strength."""
     if edit.scale != 1 or edit.schedule is not None or edit.when is not None or edit.norm is not None:
         return None
     operator = edit.operator

@@ -9,9 +9,9 @@ import pandas as pd
 from steerlab.core.errors import PlanError, PromptError
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike, TargetLike, encode_pair, encode_prompt, is_prompt, is_target
-from steerlab.steering.content import PromptContent, marks_for
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.rows import RowPositions
 
 _ANY_ID = 1 << 62
 _WIDEST = 24
@@ -91,7 +91,7 @@ def explain(
 
     Examples:
         >>> import torch
-        >>> from steerlab.steering import where
+        >>> from steerlab.steering.positions import where
         >>> from steerlab.steering.operators import add
         >>> from steerlab.steering.vectors import SteeringVector
         >>> v = SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
@@ -145,7 +145,7 @@ def _spelled(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _shown(token: str) -> str:
-    """A token on one line, blanks visible."""
+    """A token on one line, its whitespace visible."""
     text = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 

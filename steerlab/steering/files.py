@@ -135,7 +135,7 @@ def usable_vector(path: str | Path, values: torch.Tensor, point: HookPoint, card
 
 
 def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
-    """The cards in a file's header, before any tensor is touched."""
+    """The cards in a file's header; no tensor is read."""
     not_ours = VectorFileError(
         f"{path} is not a steerlab vector file, or it is truncated; write one with SteeringVector.save. "
         "Tensors of another tool: SteeringVector.from_tensor(tensor, layer=…)."

@@ -1,4 +1,4 @@
-"""Whether a plan leaves the stream finite: what its edits add, against what the model's numbers can hold.
+"""Checks that a plan leaves the stream finite in the model's dtype.
 
 What an edit adds by itself is known before anything runs: the vector of `add`, the projection that `set` and `clamp`
 force. With s the largest factor it is multiplied by (the plan's scale times the schedule, never taken below 1, so that
@@ -21,8 +21,8 @@ import torch
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError
-from steerlab.steering.edit import Edit
-from steerlab.steering.registry import is_shipped
+from steerlab.steering.operators.edit import Edit
+from steerlab.steering.operators.registry import is_shipped
 
 MAX_LENGTH: Final = 1e18
 _SHARE_OF_RANGE: Final = 0.25
@@ -42,7 +42,7 @@ class _Reach(NamedTuple):
 
 
 def check_finite_range(edits: Iterable[Edit], info: ModelInfo) -> None:
-    """Nothing, if edits whose doses are resolved leave the stream finite in the model's dtype.
+    """Checks that edits leave the stream finite in the model's dtype; their doses are resolved.
 
     Raises:
         PlanError: otherwise; names the edit that goes too far.

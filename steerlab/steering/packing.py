@@ -12,7 +12,7 @@ from steerlab.core.errors import PlanError
 
 
 def pack(values: Float[Tensor, " d_model"]) -> str:
-    """The values as text."""
+    """The values as base64 text."""
     return base64.b64encode(values.numpy().astype("<f4").tobytes()).decode()
 
 

@@ -3,22 +3,32 @@
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from steerlab.core.engine import ModelInfo
-from steerlab.core.errors import PlanError, VectorShapeError
+from steerlab.core.engine import Engine, ModelInfo
+from steerlab.core.errors import PlanError, VectorMismatchError
 from steerlab.core.hashing import content_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Number, as_number, shown
-from steerlab.steering import schedule as schedules
-from steerlab.steering import where as positions
-from steerlab.steering.condition import Condition
 from steerlab.steering.conflicts import check_conflicts
-from steerlab.steering.edit import Edit
 from steerlab.steering.finite_range import check_finite_range
 from steerlab.steering.operators import operator_from_json
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.packing import pack, unpack
+from steerlab.steering.positions import schedule as schedules
+from steerlab.steering.positions import where as positions
+from steerlab.steering.positions.condition import Condition
 from steerlab.steering.vectors import SteeringVector, VectorCard
+
+
+@runtime_checkable
+class HookedEngine(Protocol):
+    """An engine whose model runs in this process and takes hooks."""
+
+    def hooks_of(self, plan: "Plan") -> "HookPairs":
+        """The plan, its doses resolved, as (hook name, function) pairs."""
+        ...
+
 
 HookPairs = list[tuple[str, Callable[..., Any]]]
 
@@ -165,13 +175,13 @@ class Plan:
 
         Raises:
             HookPointError: for a layer that the model lacks.
-            VectorShapeError: for a vector of another width.
+            VectorMismatchError: for a vector of another width.
         """
         for edit in self.edits:
             for vector in (edit.vector,) if edit.when is None else (edit.vector, edit.when.probe):
                 vector.hook_point.check(info.n_layers)
                 if vector.d_model != info.d_model:
-                    raise VectorShapeError(
+                    raise VectorMismatchError(
                         f"The vector for {vector.hook_point.name} has shape [{vector.d_model}], the residual stream of "
                         f"{info.name} has [{info.d_model}]; extract it on this model."
                     )
@@ -184,14 +194,14 @@ class Plan:
         """The plan as it will run on a model: checked, its doses resolved, and nothing in it beyond the finite range.
 
         Raises:
-            HookPointError, VectorShapeError: as `check`.
+            HookPointError, VectorMismatchError: as `check`.
             PlanError: for strengths that leave no finite stream; see `steerlab.steering.finite_range`.
         """
         resolved = self.check(info).resolved(median_norm, info.weights_hash)
         check_finite_range(resolved.edits, info)
         return resolved
 
-    def hooks(self, engine: Any) -> HookPairs:
+    def hooks(self, engine: Engine) -> HookPairs:
         """The plan as (hook name, function) pairs, for `run_with_cache` and the like.
 
         The functions take each call as whole prompts of full length, without padding or cache: position t of the
@@ -204,7 +214,7 @@ class Plan:
             PlanError: for an engine without such hooks (vLLM's model runs in other processes), or a condition that is
                 read at another hook point than its edit: one hook does not see it.
         """
-        if not hasattr(engine, "hooks_of"):
+        if not isinstance(engine, HookedEngine):
             raise PlanError(
                 f"hooks are functions for the model of sl.load(…), and {type(engine).__name__} has no such model; pass "
                 "the plan itself: engine.generate(prompts, plan=plan), and score and capture alike."

@@ -1,6 +1,6 @@
-"""Carrying out a plan: the one reference implementation of steering, on plain tensors.
+"""Applies a plan: the reference implementation of steering, on plain tensors.
 
-An engine makes a `PlanRun` for a batch of rows, tells it before each forward pass which tokens the pass holds
+An engine makes a `PlanRun` for a batch of rows, states before each forward pass which tokens it holds
 (`begin`), and calls `edit` at each hook point the plan touches. At a hook point, conditions are read first, then the
 plan's edits apply in its order, each seeing the result of the one before. The run counts what it did, for the receipts.
 """
@@ -17,17 +17,18 @@ from torch import Tensor
 from steerlab.core.errors import PlanError, ReceiptError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.receipts import EditReceipt, Receipt, mean_change
-from steerlab.steering.condition import Gate
-from steerlab.steering.content import PromptContent, marks_for
-from steerlab.steering.edit import Edit
+from steerlab.steering.operators.base import Direction
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.schedule import Schedule
-from steerlab.steering.sets import Where
+from steerlab.steering.positions.condition import Gate
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.schedule import Schedule
+from steerlab.steering.positions.sets import Where
 
 
 class Tally(NamedTuple):
-    """What one edit did in one pass; summed up only when somebody asks."""
+    """What one edit did in one pass; summed up when `counts` is called."""
 
     mask: Bool[Tensor, "batch pos"]
     size: Float[Tensor, "..."]
@@ -35,8 +36,30 @@ class Tally(NamedTuple):
     kept: Int[Tensor, " batch"] | None
 
 
+class _OnDevice:
+    """An edit's vectors on the devices that it runs on, each copied there once."""
+
+    def __init__(self, edit: Edit) -> None:
+        self._edit = edit
+        self._directions: dict[torch.device, Direction] = {}
+        self._constants: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor] | None] = {}
+
+    def constant(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """As `Edit.constant_delta`."""
+        key = (device, dtype)
+        if key not in self._constants:
+            self._constants[key] = self._edit.constant_delta(device, dtype)
+        return self._constants[key]
+
+    def direction(self, device: torch.device) -> Direction:
+        """As `Edit.direction`."""
+        if device not in self._directions:
+            self._directions[device] = self._edit.direction(device)
+        return self._directions[device]
+
+
 class PlanRun:
-    """A plan at work on a batch of rows.
+    """A plan applied to a batch of rows.
 
     Args:
         plan: a plan whose doses are resolved.
@@ -51,6 +74,7 @@ class PlanRun:
         self.plan = plan
         self.n_rows = n_rows
         self.contents = contents
+        self._on_device = [_OnDevice(edit) for edit in plan]
         self._marks = marks_for(plan.sets, contents)
         self._kept_marks = self._marks
         self._gates = {condition: Gate(condition, n_rows) for condition in plan.conditions}
@@ -96,9 +120,11 @@ class PlanRun:
     def _apply(self, index: int, edit: Edit, h: Tensor) -> Tensor:
         assert self._rows is not None
         mask = self._mask(edit, h.device)
-        constant = edit.constant_delta(h.device, h.dtype)
+        placed = self._on_device[index]
+        constant = placed.constant(h.device, h.dtype)
         if constant is None:
-            wide = edit.delta(h.to(torch.float32), edit.factors(self._rows.on(h.device)))
+            factors = edit.factors(self._rows.on(h.device))
+            wide = edit.delta(h.to(torch.float32), factors, placed.direction(h.device))
             delta, size = wide.to(h.dtype), torch.linalg.vector_norm(wide.detach(), dim=-1)
         else:
             delta, size = constant
@@ -107,7 +133,7 @@ class PlanRun:
         return torch.where(mask[..., None], h + delta, h)
 
     def _mask(self, edit: Edit, device: torch.device) -> Tensor:
-        """Which tokens of the pass the edit reaches; edits with the same positions share the answer."""
+        """Which tokens of the pass the edit reaches; edits with the same positions share the result."""
         assert self._rows is not None
         key = (edit.where, edit.schedule, device)
         if key not in self._masks:
@@ -149,6 +175,7 @@ class PlanRun:
         later = PlanRun(self.plan, len(rows_of), contents)
         index = torch.tensor(list(rows_of), dtype=torch.long)
         later._gates = {condition: gate.continued(index) for condition, gate in self._gates.items()}
+        later._on_device = self._on_device
         later._unanswered = list(self._unanswered)
         edited, changes = self.counts()
         later._edited, later._changes = edited[:, index], changes[:, index]
@@ -213,7 +240,7 @@ class PlanRun:
 
 
 def _alike(passes: Sequence[Tally]) -> list[list[Tally]]:
-    """Consecutive passes that held the same rows."""
+    """Passes grouped into runs of consecutive ones over the same rows."""
     return [list(group) for _, group in itertools.groupby(passes, key=lambda tally: id(tally.kept))]
 
 

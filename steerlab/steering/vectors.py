@@ -1,24 +1,33 @@
-"""Steering vectors that know what they are: values, hook point, and a card of where they come from."""
+"""Steering vectors: values, hook point, and a card that records where they come from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from steerlab.core.characters import check_whole
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import HookPointError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
-from steerlab.core.pairs import ContrastPairs
-from steerlab.steering.rows import row_of, shape_of
+from steerlab.steering.row_values import row_of, shape_of
+from steerlab.steering.vector_diagnostics import Diagnostics
 
-if TYPE_CHECKING:
-    from steerlab.steering.diagnostics import Diagnostics
+_LOADERS: dict[str, Callable[[], Any]] = {}
+
+
+def connect(**loaders: Callable[[], Any]) -> None:
+    """States how the modules above this one are loaded that the methods of vectors call; see `vector_methods`."""
+    _LOADERS.update(loaders)
+
+
+def _above(module: str) -> Any:
+    return _LOADERS[module]()
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class VectorCard:
         n_pairs: how many pairs.
         median_norm: median norm of the stream at `extracted_at` on the reference text, position 0 left out.
         versions: library versions it was made with.
-        notes: anything else worth knowing.
+        notes: further remarks.
         chat: whether strings were read as user turns of a chat.
     """
 
@@ -106,6 +115,9 @@ class SteeringVector:
 
     def __post_init__(self) -> None:
         row = row_of(self.values)
+        dtype = getattr(self.values, "dtype", None)
+        if row is None and (dtype == torch.bool or getattr(dtype, "is_complex", False)):
+            raise VectorShapeError(f"A steering vector holds real numbers, got {dtype}; convert it first.")
         if row is None:
             raise VectorShapeError(
                 f"A steering vector has shape [d_model], got {shape_of(self.values)}. (Indexing a [d_model] tensor "
@@ -129,7 +141,7 @@ class SteeringVector:
         model: "str | ModelInfo | None" = None,
         name: str | None = None,
     ) -> "SteeringVector":
-        """A vector of your own making.
+        """A vector from given values.
 
         Args:
             tensor: shape [d_model]; a tensor of any dtype on any device, an array or a list of numbers.
@@ -222,9 +234,7 @@ class SteeringVector:
 
     def save(self, path: str | Path) -> Path:
         """Writes a safetensors file with the card inside, atomically; see `steerlab.steering.files`."""
-        from steerlab.steering.files import save_vectors
-
-        return save_vectors(path, [self])
+        return _above("files").save_vectors(path, [self])
 
     @classmethod
     def load(cls, path: str | Path) -> "SteeringVector":
@@ -233,9 +243,7 @@ class SteeringVector:
         Raises:
             VectorFileError: if it is not such a file, is damaged, or holds several vectors.
         """
-        from steerlab.steering.files import load_one_vector
-
-        return load_one_vector(path)
+        return _above("files").load_one_vector(path)
 
 
 @dataclass(frozen=True)
@@ -246,7 +254,7 @@ class VectorSet(Mapping[int, SteeringVector]):
 
     Attributes:
         by_layer: the vectors, in order of layer.
-        origin: what a set just extracted remembers of its making, for `diagnostics`; not saved.
+        origin: the engine and positions that a set was just extracted with, for `diagnostics`; not saved.
     """
 
     by_layer: tuple[SteeringVector, ...]
@@ -261,13 +269,13 @@ class VectorSet(Mapping[int, SteeringVector]):
         object.__setattr__(self, "by_layer", ordered)
 
     def __getitem__(self, layer: Integer) -> SteeringVector:
-        asked = as_integer(layer)
-        if asked is None:
+        index = as_integer(layer)
+        if index is None:
             raise HookPointError(f"A vector set is indexed by a layer, an integer; got {shown(layer)}.")
-        if -len(self.by_layer) <= asked < 0:
-            return self.by_layer[asked]
+        if -len(self.by_layer) <= index < 0:
+            return self.by_layer[index]
         for vector in self.by_layer:
-            if vector.layer == asked:
+            if vector.layer == index:
                 return vector
         raise HookPointError(f"There is no vector for layer {layer}; layers here: {[v.layer for v in self.by_layer]}.")
 
@@ -292,12 +300,12 @@ class VectorSet(Mapping[int, SteeringVector]):
 
     def diagnostics(
         self, dev: ContrastPairs, engine: Engine | None = None, *, chat: bool | None = None, n_splits: int = 5
-    ) -> "Diagnostics":
-        """How good each layer's vector looks on pairs it was not made from, before anything is steered with it.
+    ) -> Diagnostics:
+        """How good each layer's vector looks on held-out pairs, before anything is steered with it.
 
         Args:
             dev: held-out contrast pairs.
-            engine: the engine to read with; a set just extracted remembers its own.
+            engine: the engine to read with; by default the one that the set was extracted with.
             chat: take strings as user turns; as in the extraction by default.
             n_splits: random splits of `dev` into halves, for the split-half cosine.
 
@@ -307,15 +315,11 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             InputError: without an engine.
         """
-        from steerlab.steering.diagnostics import diagnose
-
-        return diagnose(self, dev, engine, chat=chat, n_splits=n_splits)
+        return _above("diagnostics").diagnose(self, dev, engine, chat=chat, n_splits=n_splits)
 
     def save(self, path: str | Path) -> Path:
         """Writes all vectors to one safetensors file, atomically."""
-        from steerlab.steering.files import save_vectors
-
-        return save_vectors(path, list(self.by_layer))
+        return _above("files").save_vectors(path, list(self.by_layer))
 
     @classmethod
     def load(cls, path: str | Path) -> "VectorSet":
@@ -324,9 +328,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is not such a file, is damaged, or holds several sites.
         """
-        from steerlab.steering.files import load_vector_set
-
-        return load_vector_set(path)
+        return _above("files").load_vector_set(path)
 
     def to_gguf(self, path: str | Path, *, model_hint: str) -> Path:
         """Writes a llama.cpp control vector, atomically; see `steerlab.steering.formats.gguf`.
@@ -334,9 +336,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: for vectors at another site than `resid_post`, or at layer 0.
         """
-        from steerlab.steering.formats.gguf import export_gguf
-
-        return export_gguf(path, self, model_hint=model_hint)
+        return _above("gguf").export_gguf(path, self, model_hint=model_hint)
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> "VectorSet":
@@ -345,15 +345,11 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such file, or is damaged.
         """
-        from steerlab.steering.formats.gguf import import_gguf
-
-        return import_gguf(path)
+        return _above("gguf").import_gguf(path)
 
     def to_torch(self, path: str | Path) -> Path:
         """Writes a `.pt` dictionary keyed by hook point, atomically; see `steerlab.steering.formats.torch_files`."""
-        from steerlab.steering.formats.torch_files import export_torch
-
-        return export_torch(path, self)
+        return _above("torch_files").export_torch(path, self)
 
     @classmethod
     def from_torch(cls, path: str | Path, *, site: str = "resid_post", layer: Integer | None = None) -> "VectorSet":
@@ -362,9 +358,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such file, is damaged, or refers to anything but tensors.
         """
-        from steerlab.steering.formats.torch_files import import_torch
-
-        return import_torch(path, site=site, layer=layer)
+        return _above("torch_files").import_torch(path, site=site, layer=layer)
 
     def to_steering_vectors(self) -> dict[str, Any]:
         """The arguments of a `steering_vectors.SteeringVector`; see `steerlab.steering.formats.steering_vectors`.
@@ -372,9 +366,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: for vectors at a site that has no layer type there.
         """
-        from steerlab.steering.formats.steering_vectors import export_steering_vectors
-
-        return export_steering_vectors(self)
+        return _above("steering_vectors").export_steering_vectors(self)
 
     @classmethod
     def from_steering_vectors(cls, steering_vector: Any) -> "VectorSet":
@@ -383,9 +375,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such object, or its layer type has no hook point here.
         """
-        from steerlab.steering.formats.steering_vectors import import_steering_vectors
-
-        return import_steering_vectors(steering_vector)
+        return _above("steering_vectors").import_steering_vectors(steering_vector)
 
 
 def model_entries(info: ModelInfo) -> dict[str, Any]:

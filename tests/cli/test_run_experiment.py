@@ -13,6 +13,7 @@ from pydantic import BaseModel
 import steerlab as sl
 from steerlab.cli.inputs import LENS_OPTIONS, Blame, load_options, read_inputs
 from steerlab.cli.yaml_file import read_spec
+from steerlab.engines.lens import load as load_lens
 
 SMALLEST = {
     "name": "trial",
@@ -182,7 +183,7 @@ def test_paths_of_all_sections_count_from_the_file(write, tmp_path):
 
 
 def test_lens_options_are_those_of_load():
-    named = set(inspect.signature(sl.load).parameters) - {"model", "dtype", "tokenizer"}
+    named = set(inspect.signature(load_lens).parameters) - {"model", "dtype", "tokenizer"}
     assert set(LENS_OPTIONS) == named
 
 

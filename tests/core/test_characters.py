@@ -7,12 +7,12 @@ import torch
 
 import steerlab as sl
 from steerlab.core.characters import half_character
-from steerlab.core.endings import stop_strings
+from steerlab.core.encoded_pairs import check_variants, encode_pairs
 from steerlab.core.files import write_atomic
-from steerlab.core.pairing import check_variants, encode_pairs
+from steerlab.core.stopping import stop_strings
 from steerlab.core.text import EncodedPrompt, encode_prompt
+from steerlab.steering.positions.where import span
 from steerlab.steering.vectors import VectorCard
-from steerlab.steering.where import span
 from tests.tiny_models import build_tiny_tokenizer
 
 HALF = "cut \ud83d"

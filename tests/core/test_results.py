@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from steerlab.core.errors import HookPointError, InputError
+from steerlab.core.receipts import EditReceipt, Receipt
 from steerlab.core.results import Activations, Completion, Generations, Score, Scores, check_pool
 from steerlab.core.text import EncodedPair
 from tests.tiny_models import build_tiny_tokenizer
@@ -64,7 +65,7 @@ def test_scores_frame_has_the_promised_columns():
 
 def test_scores_and_their_frame_say_the_dtype():
     scores = Scores((Score(0, 0, (4, 5), (-1.0, -3.0), "clean"),), "bfloat16")
-    assert "dtype='bfloat16'" in repr(scores)
+    assert "bfloat16" in repr(scores)
     assert scores.to_frame().attrs["dtype"] == scores.tokens_frame().attrs["dtype"] == "bfloat16"
 
 
@@ -127,3 +128,12 @@ def test_pools():
     assert check_pool(None) is None
     with pytest.raises(InputError, match="'max'"):
         check_pool("max")
+
+
+def test_a_receipts_mean_change_counts_each_edited_token_once():
+    often = EditReceipt("blocks.1.hook_resid_post", 1, "add(coef=1)", edited=3, expected=3, mean_relative_change=0.1)
+    once = EditReceipt("blocks.2.hook_resid_post", 2, "ablate()", edited=1, expected=1, mean_relative_change=0.9)
+    never = EditReceipt("blocks.3.hook_resid_post", 3, "ablate()", edited=0, expected=0, mean_relative_change=math.nan)
+    receipt = Receipt(0, 0, "hash", (often, once, never))
+    assert receipt.mean_relative_change == pytest.approx((3 * 0.1 + 0.9) / 4)
+    assert math.isnan(Receipt(0, 0, "hash", (never,)).mean_relative_change)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from steerlab.core import shipped
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import DataError
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 
 VECTORS = shipped.shipped_vectors()

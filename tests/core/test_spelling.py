@@ -1,8 +1,8 @@
 import pytest
 
-from steerlab.core import pairing
+from steerlab.core import encoded_pairs
+from steerlab.core.encoded_pairs import encode_pairs
 from steerlab.core.errors import TargetError
-from steerlab.core.pairing import encode_pairs
 from steerlab.core.spelling import Continuation, ids_after, spelled_bytes, token_text
 from steerlab.core.text import EncodedPrompt, encode_pair, encode_prompt
 from tests.tiny_models import SPACING_KINDS, build_spacing_tokenizer
@@ -138,7 +138,7 @@ def test_a_target_that_cannot_be_spelled_is_refused():
 
 @pytest.fixture
 def hints(monkeypatch, caplog):
-    monkeypatch.setattr(pairing, "_hinted", False)
+    monkeypatch.setattr(encoded_pairs, "_hinted", False)
 
     def of(prompt, *targets, text=True, variants=("",)):
         tokenizer = TOKENIZERS["bytes"]

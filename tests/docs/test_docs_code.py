@@ -26,6 +26,7 @@ RUN = [
     "docs/how-to/method.md",
     "docs/how-to/operator.md",
     "docs/how-to/metric.md",
+    "docs/how-to/engine.md",
 ]
 PAGES = all_pages()
 

@@ -11,10 +11,10 @@ import torch
 
 import steerlab as sl
 from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.experiment.metrics import value_of
-from steerlab.experiment.selection import list_tries
-from steerlab.experiment.sweep import check_doses
-from steerlab.steering import schedule
+from steerlab.experiment.measurements.checks import check_doses
+from steerlab.experiment.measurements.metrics import value_of
+from steerlab.experiment.measurements.selection import list_tries
+from steerlab.steering.positions import schedule
 
 unchecked = pytest.mark.usefixtures("unchecked_types")
 
@@ -157,7 +157,7 @@ IDS = [[5, 6, 7], [8, 9, 10]]
         [range(5, 8), range(8, 11)],
         tuple(map(tuple, IDS)),
     ],
-    ids=str,
+    ids=lambda v: type(v).__name__,
 )
 def test_prompts_of_every_library(tiny_llama_engine, prompts):
     made = tiny_llama_engine.generate(prompts, max_new_tokens=2)
@@ -165,7 +165,9 @@ def test_prompts_of_every_library(tiny_llama_engine, prompts):
 
 
 @unchecked
-@pytest.mark.parametrize("ids", [np.array(IDS[0]), torch.tensor(IDS[0]), range(5, 8), (i for i in IDS[0])], ids=str)
+@pytest.mark.parametrize(
+    "ids", [np.array(IDS[0]), torch.tensor(IDS[0]), range(5, 8), (i for i in IDS[0])], ids=lambda v: type(v).__name__
+)
 def test_one_bare_prompt_of_ids_with_bare_targets(tiny_llama_engine, ids):
     expected = tiny_llama_engine.score([IDS[0]], [[[8], [9, 10]]]).log_prob
     assert np.array_equal(tiny_llama_engine.score(ids, [np.array([8]), torch.tensor([9, 10])]).log_prob, expected)

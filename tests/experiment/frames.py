@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from steerlab.experiment.effect import Effect, EffectSettings
-from steerlab.experiment.sweep import ROW_COLUMNS
+from steerlab.experiment.measurements.effect.result import Effect, EffectSettings
+from steerlab.experiment.measurements.effect.rows import ROW_COLUMNS
 
 DOSES = [-0.2, -0.1, 0.0, 0.1, 0.2]
 

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from steerlab.core.errors import RunError
-from steerlab.experiment.cells import Cell, Cells, Tally
-from steerlab.experiment.run_folder import RunFolder
+from steerlab.experiment.store.cells import Cell, Cells, ResumeNotice
+from steerlab.experiment.store.run_folder import RunFolder
 
 FRAME = pd.DataFrame(
     {"item": [0, 1], "log_prob": [-1.5, float("nan")], "ids": [[1, 2], []], "boundary": ["clean", "m"]}
@@ -92,7 +92,7 @@ def test_frames_on_disk_are_plain_parquet(tmp_path: Path) -> None:
 
 def test_cells_that_a_run_shares_are_no_news(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("select", "effect"):
-        with Tally(cells, name):
+        with ResumeNotice(cells, name):
             cells.get(CELL, "e", lambda: FRAME)
     assert cells.reused == 1
     assert capsys.readouterr().err == ""
@@ -101,13 +101,13 @@ def test_cells_that_a_run_shares_are_no_news(cells: Cells, capsys: pytest.Captur
 def test_a_run_that_goes_on_tells_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Cells(RunFolder(tmp_path)).add(CELL, "e", FRAME)
     cells = Cells(RunFolder(tmp_path))
-    with Tally(cells, "cost"):
+    with ResumeNotice(cells, "cost"):
         cells.get(Cell("scores", {"plan": "q"}), "e", lambda: FRAME)
     assert capsys.readouterr().err == ""
-    with Tally(cells, "effect"):
+    with ResumeNotice(cells, "effect"):
         cells.get(CELL, "e", lambda: FRAME)
         cells.get(Cell("scores", {"plan": "q"}), "e", lambda: FRAME)
-    with Tally(cells, "entropy"):
+    with ResumeNotice(cells, "entropy"):
         cells.get(CELL, "e", lambda: FRAME)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("info: effect: 1 of 2 cells were there already")

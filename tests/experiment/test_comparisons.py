@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from steerlab.experiment.comparisons import with_comparisons
-from steerlab.experiment.effect import Effect
+from steerlab.experiment.measurements.effect.comparisons import with_comparisons
+from steerlab.experiment.measurements.effect.result import Effect
 from tests.experiment.frames import make_effect
 
 NULLS = [0.1] * 19

@@ -8,10 +8,10 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
-from steerlab.experiment.confirmation import confirm
+from steerlab.experiment.blocks.material import Material
+from steerlab.experiment.measurements.confirmation import confirm
+from steerlab.experiment.measurements.selection import select
 from steerlab.experiment.report.document import document
-from steerlab.experiment.report.material import Material
-from steerlab.experiment.selection import select
 
 
 def targets(prompts, groups=None):

@@ -4,7 +4,14 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
-from steerlab.experiment.controls import Controls, LabelFlips, _wrong_layer, control_arms, moved_plan, random_plan
+from steerlab.experiment.measurements.controls import (
+    Controls,
+    LabelFlips,
+    _wrong_layer,
+    control_arms,
+    moved_plan,
+    random_plan,
+)
 
 PAIRS = sl.ContrastPairs.from_lists(
     ["the cat ran home", "a dog sat down", "the bird flew off", "a fish swam by"],
@@ -42,7 +49,7 @@ def test_draws_differ_and_repeat(tiny_llama_engine: sl.LensEngine, vector: sl.St
 def test_label_flips_equal_extraction_from_flipped_pairs(
     tiny_llama_engine: sl.LensEngine, vector: sl.SteeringVector
 ) -> None:
-    from steerlab.core.pairs import balanced_flips
+    from steerlab.core.contrast_pairs import balanced_flips
 
     flips = balanced_flips(PAIRS.groups, np.random.default_rng(5))
     direct = sl.extract(tiny_llama_engine, PAIRS.flipped(flips), layers=[1])[1]

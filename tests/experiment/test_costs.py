@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.experiment.costs import generation_cost, perplexity_cost, perplexity_figures, perplexity_ratio
-from steerlab.experiment.generations import generate_paired
-from steerlab.experiment.texts import text_statistics
+from steerlab.experiment.measurements.cost import generation_cost, perplexity_cost, perplexity_figures, perplexity_ratio
+from steerlab.experiment.measurements.generations import generate_paired
+from steerlab.experiment.measurements.texts import text_statistics
 
 TEXTS = ["The ferry leaves the harbour at seven.", "A cat sat down.", "Nobody knew why the old clock had stopped."]
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steerlab.experiment.effect import Effect
+from steerlab.experiment.measurements.effect.result import Effect
 from tests.experiment.frames import DOSES, make_effect
 
 

@@ -10,7 +10,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError, PlanError, PolicyError
-from steerlab.experiment.entropies import entropy_by_text, entropy_change, entropy_summary
+from steerlab.experiment.measurements.entropy import entropy_by_text, entropy_change, entropy_summary
 
 TEXTS = ["The ferry leaves the harbour at seven.", "A cat.", "Nobody knew why the old clock had stopped, nor when."]
 POLICY = sl.SamplingPolicy(temperature=0.7, top_p=0.3)
@@ -110,7 +110,7 @@ def test_memory_budget_changes_no_figure(tiny_llama_engine, plan, rows, rows_at_
 
 
 def test_no_call_keeps_more_rows_than_the_budget(tiny_llama_engine, plan, monkeypatch):
-    from steerlab.experiment import entropies
+    from steerlab.experiment.measurements import entropy as entropies
 
     kept = []
     plain = entropies._KeptRows.of

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.core.pairs import balanced_flips
+from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.results import Activations
 from steerlab.core.splitting import split_groups
-from steerlab.experiment import comparisons
-from steerlab.experiment.cell_engine import CellEngine
-from steerlab.experiment.comparisons import with_comparisons
-from steerlab.experiment.results import Results
+from steerlab.experiment.measurements.effect import comparisons, result
+from steerlab.experiment.measurements.effect.comparisons import with_comparisons
+from steerlab.experiment.measurements.registry import KINDS
+from steerlab.experiment.store.cell_engine import CellEngine
+from steerlab.experiment.store.results import Results
 from tests.experiment.data import TARGETS
 from tests.experiment.test_effect import make_effect
 
@@ -66,7 +67,7 @@ def test_comparing_effects_adjusts_each_family_once(monkeypatch: pytest.MonkeyPa
     assert calls["holm"] == 1
     assert {effect.comparisons.n_tested for effect in told} == {20}
     calls.clear()
-    results = Results()
+    results = Results(KINDS)
     results.put_all(("effect", effect.plan_hash, (effect, sl.Plan())) for effect in effects)
     assert calls["holm"] == 1, "reading a run back compares once"
     assert results.find("effect", "p7")[0].plan_hash == "p7"
@@ -74,13 +75,13 @@ def test_comparing_effects_adjusts_each_family_once(monkeypatch: pytest.MonkeyPa
 
 def test_control_slopes_look_at_each_row_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    real = sl.experiment.effect.item_table
+    real = result.item_table
 
     def counting(rows: pd.DataFrame, *arguments: Any) -> Any:
         seen.append(len(rows))
         return real(rows, *arguments)
 
-    monkeypatch.setattr(sl.experiment.effect, "item_table", counting)
+    monkeypatch.setattr(result, "item_table", counting)
     sizes = {}
     for draws in (20, 80):
         seen.clear()
@@ -128,8 +129,8 @@ def test_the_state_of_a_run_is_read_again_only_if_another_wrote_it(
     exp = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
     exp.transfer(sl.Plan(sl.add(v, dose=1.0)), TARGETS, [0, 0.1])
     reads: list[Path] = []
-    real = sl.experiment.session.read_run
-    monkeypatch.setattr(sl.experiment.session, "read_run", lambda path: (reads.append(path), real(path))[1])
+    real = sl.experiment.store.session.read_run
+    monkeypatch.setattr(sl.experiment.store.session, "read_run", lambda path: (reads.append(path), real(path))[1])
     for dose in (0.2, 0.3, 0.4):
         exp.transfer(sl.Plan(sl.add(v, dose=1.0)), TARGETS, [0, dose])
     assert not reads

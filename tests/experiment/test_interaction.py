@@ -6,7 +6,7 @@ from scipy import stats
 
 import steerlab as sl
 from steerlab.core.errors import InputError, PlanError
-from steerlab.experiment.interaction import combined, interaction
+from steerlab.experiment.measurements.interaction import combined, interaction
 
 TARGETS = sl.Targets.from_records(
     [
@@ -73,7 +73,7 @@ def test_a_metric_that_ignores_the_model_has_no_interaction(tiny_llama_engine):
 
 def test_interval_agrees_with_student_for_many_items(monkeypatch):
     """Made-up values with a known interaction of 0.5 ± 1 per item."""
-    from steerlab.experiment import interaction as module
+    from steerlab.experiment.measurements import interaction as module
 
     rng = np.random.default_rng(0)
     records = [{"prompt": f"p{i}", "target": t, "label": lab} for i in range(300) for t, lab in [("x", 1), ("y", -1)]]

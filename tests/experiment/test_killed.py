@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("killed_runs.py")
-KILLS = 20
+KILLS = 8
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import RunError
-from steerlab.experiment.locking import HOLDER_FILE, RunLock
+from steerlab.experiment.store.locking import HOLDER_FILE, RunLock
 
 HOLD = """
 import sys
 from pathlib import Path
-from steerlab.experiment.locking import RunLock
+from steerlab.experiment.store.locking import RunLock
 lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.readline()
@@ -53,7 +53,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")  # root, as which tests often run, may write anywhere
 
-    monkeypatch.setattr("steerlab.experiment.locking.FileLock.acquire", refuse)
+    monkeypatch.setattr("steerlab.experiment.store.locking.FileLock.acquire", refuse)
     with pytest.raises(RunError, match="may not be written by this user"):
         RunLock(tmp_path)
 
@@ -111,7 +111,7 @@ def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path: Path) -> None:
     import os, sys
     from pathlib import Path
     from steerlab.core.errors import RunError
-    from steerlab.experiment.locking import RunLock
+    from steerlab.experiment.store.locking import RunLock
     lock = RunLock(Path(sys.argv[1]))
     child = os.fork()
     if child == 0:

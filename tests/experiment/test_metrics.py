@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from steerlab.core.errors import InputError
-from steerlab.experiment.metrics import choice_prob, find_metric, log_prob_margin, metric_identity
+from steerlab.experiment.measurements.metrics import choice_prob, find_metric, log_prob_margin, metric_identity
 
 
 def test_margin_is_the_difference_of_means() -> None:

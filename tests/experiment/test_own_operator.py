@@ -10,8 +10,8 @@ from typing_extensions import override
 import steerlab as sl
 from steerlab.core.errors import RunError, UnknownOperatorError
 from steerlab.steering import registry
-from steerlab.steering.edit import Edit
-from steerlab.steering.projection import Ablate
+from steerlab.steering.operators import Ablate
+from steerlab.steering.operators.edit import Edit
 from tests.experiment.data import DEV, PAIRS, TARGETS, TEXTS
 
 OPTIONS: dict[str, Any] = {"neutral": TEXTS, "max_ppl_ratio": 50.0}

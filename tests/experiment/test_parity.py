@@ -9,7 +9,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError, PromptError
-from steerlab.experiment.parity import FLOOR, parity
+from steerlab.experiment.measurements.parity import FLOOR, parity
 
 TEXTS = ["The ferry leaves the harbour at seven.", "Nobody knew why the old clock had stopped."]
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from steerlab.core.errors import DataError
 from steerlab.experiment import plots
-from steerlab.experiment.effect import Effect
+from steerlab.experiment.measurements.effect.result import Effect
 from steerlab.experiment.plots.palette import AGAINST, RANDOM, REAL
 from tests.experiment.frames import DOSES, make_effect
 

@@ -12,7 +12,8 @@ from matplotlib.colors import to_rgb
 
 from steerlab.experiment import plots
 from steerlab.experiment.plots import palette
-from steerlab.experiment.plots.style import axis_label, number, style, styled
+from steerlab.experiment.plots.style import style, styled
+from steerlab.experiment.wording import axis_label, number
 from tests.experiment.frames import make_effect
 
 # Machado, Oliveira & Fernandes 2009, severity 1.0, on linear RGB

@@ -6,17 +6,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steerlab.experiment.confirmation import Confirmation
-from steerlab.experiment.effect import Comparisons, Effect
-from steerlab.experiment.parity import Parity
+from steerlab.experiment.blocks import Folded, KeyFigures, Subsection, Table, Verdict
+from steerlab.experiment.blocks.tables import MAX_ROWS, cell, table_of
+from steerlab.experiment.measurements.confirmation import Confirmation
+from steerlab.experiment.measurements.cost import cost_blocks
+from steerlab.experiment.measurements.effect.result import Comparisons, Effect
+from steerlab.experiment.measurements.entropy import token_blocks
+from steerlab.experiment.measurements.generations import generation_blocks
+from steerlab.experiment.measurements.parity import Parity, parity_finding
+from steerlab.experiment.measurements.selection import Selection, selection_maps
+from steerlab.experiment.measurements.selfcheck import Check, SelfCheck, selfcheck_finding
 from steerlab.experiment.report import Material, document
-from steerlab.experiment.report.blocks import Folded, KeyFigures, Subsection, Table, Verdict
-from steerlab.experiment.report.findings import parity_finding, selection_maps, selfcheck_finding
 from steerlab.experiment.report.limits import limits
-from steerlab.experiment.report.measurements import cost_blocks, generation_blocks, token_blocks
-from steerlab.experiment.report.tables import MAX_ROWS, cell, table_of
-from steerlab.experiment.selection import Selection
-from steerlab.experiment.selfcheck import Check, SelfCheck
 from steerlab.steering.plan import Plan
 from tests.experiment.frames import make_effect
 

@@ -17,11 +17,11 @@ from markdown_it import MarkdownIt
 
 import steerlab as sl
 from steerlab.core.errors import InputError
+from steerlab.experiment.blocks import Document, Paragraph, Section
+from steerlab.experiment.measurements.selfcheck import Check, SelfCheck
 from steerlab.experiment.report import Finding, Material, write_material
-from steerlab.experiment.report.blocks import Document, Paragraph, Section
 from steerlab.experiment.report.markdown import escape, fenced
 from steerlab.experiment.report.page import identifiers
-from steerlab.experiment.selfcheck import Check, SelfCheck
 from tests.experiment.frames import make_effect
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -196,7 +196,7 @@ def test_the_page_prints_and_fits_a_phone(source: str) -> None:
 
 
 def test_the_verdict_comes_first_with_its_reasons(page: Page) -> None:
-    effect = material().effects[0]
+    effect = material().of("effects")[0]
     assert page.words.index("Verdict: ") < page.words.index("Per dose")
     for reason in effect.reasons:
         assert reason in page.words
@@ -243,7 +243,7 @@ def test_markdown_has_the_same_sections_and_its_pictures_beside_it(tmp_path: Pat
     path = write_material(material(), tmp_path / "report.md")
     text = path.read_text(encoding="utf-8")
     html = Page(MarkdownIt("commonmark").enable("table").render(text))
-    for effect in material().effects:
+    for effect in material().of("effects"):
         assert f"Verdict: {effect.verdict}" in html.words
     names = [image["src"] for image in html.of("img")]
     assert len(names) == len(set(names)) == len(page.of("img"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.experiment.costs import perplexity_cost
+from steerlab.experiment.measurements.cost import perplexity_cost
 from tests.experiment.data import DEV, HELD_OUT, PAIRS, TARGETS, TEXTS
 
 DOSES = [-0.2, -0.1, 0.0, 0.1, 0.2, 6.0]

@@ -11,7 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import steerlab as sl
-from steerlab.experiment.report.transfers import transfer_sections, transfer_table
+from steerlab.experiment.measurements.transfer import transfer_sections, transfer_table
 from tests.experiment.data import DEV, HELD_OUT, PAIRS, TARGETS, TEXTS
 from tests.experiment.test_report_page import Page
 from tests.tiny_models import build_tiny_llama

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from steerlab.experiment.run_folder import MANIFEST_FILE, RunFolder
+from steerlab.experiment.scaling.folder import SweepFolder
+from steerlab.experiment.store.run_folder import MANIFEST_FILE, RunFolder
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_a_torn_last_line_loses_nothing_else(folder: RunFolder) -> None:
     manifest = folder.path / MANIFEST_FILE
     manifest.write_bytes(manifest.read_bytes()[:-20])
     assert list(folder.manifest()) == ["cells/a.parquet"]
-    folder.mend()
+    folder.repair()
     folder.write("cells/c.parquet", b"three")
     assert sorted(folder.manifest()) == ["cells/a.parquet", "cells/b.parquet", "cells/c.parquet"]
 
@@ -33,15 +34,31 @@ def test_a_torn_last_line_loses_nothing_else(folder: RunFolder) -> None:
 def test_mending_does_not_enter_what_was_changed_afterwards(folder: RunFolder) -> None:
     path = folder.write("cells/a.parquet", b"one")
     path.write_bytes(b"tampered")
-    folder.mend()
+    folder.repair()
     assert folder.manifest()["cells/a.parquet"] == hashlib.sha256(b"one").hexdigest()
 
 
 def test_mending_removes_half_written_files(folder: RunFolder) -> None:
     folder.write("cells/scores/a.parquet", b"one")
     (folder.path / "cells" / "scores" / ".b.parquet.x1.tmp").write_bytes(b"tw")
-    folder.mend()
+    folder.repair()
     assert [path.name for path in (folder.path / "cells" / "scores").iterdir()] == ["a.parquet"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "report.html", ".lock.json"])
+def test_mending_removes_half_written_files_of_the_folder_itself(folder: RunFolder, name: str) -> None:
+    (folder.path / f".{name}.a1b2c3d4.tmp").write_bytes(b"tw")
+    (folder.path / ".notes.txt.a1b2c3d4.tmp").write_bytes(b"somebody else's")
+    folder.repair()
+    assert [path.name for path in folder.path.iterdir()] == [".notes.txt.a1b2c3d4.tmp"]
+
+
+def test_a_sweep_removes_half_written_files(tmp_path: Path) -> None:
+    (tmp_path / "errors").mkdir()
+    for place in (".sweep.json.x.tmp", ".sweep.parquet.x.tmp", ".summary.parquet.x.tmp", "errors/.k.json.x.tmp"):
+        (tmp_path / place).write_bytes(b"tw")
+    SweepFolder(tmp_path).close()
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_clearing_leaves_what_is_not_ours(folder: RunFolder) -> None:

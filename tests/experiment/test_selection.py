@@ -7,9 +7,9 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.experiment.costs import perplexity_cost
-from steerlab.experiment.entropies import entropy_change
-from steerlab.experiment.selection import TRY_COLUMNS, choose, list_tries, select
+from steerlab.experiment.measurements.cost import perplexity_cost
+from steerlab.experiment.measurements.entropy import entropy_change
+from steerlab.experiment.measurements.selection import TRY_COLUMNS, choose, list_tries, select
 from steerlab.steering.vectors import VectorSet
 
 DEV = sl.Targets.from_records(

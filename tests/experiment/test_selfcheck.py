@@ -9,7 +9,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError, RunError
-from steerlab.experiment.selfcheck import TOLERANCES, Check, SelfCheck, selfcheck
+from steerlab.experiment.measurements.selfcheck import TOLERANCES, Check, SelfCheck, selfcheck
 
 
 class Unsound:

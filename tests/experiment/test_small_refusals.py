@@ -69,7 +69,7 @@ def test_doses_without_0_are_told_of_before_the_run(
     exp, plan = sl.Experiment("run", tiny_llama_engine, root=None), sl.Plan(sl.add(V, dose=1.0))
     exp.effect(plan, DEV, [0, 0.1, 0.2], **FEW)
     assert "dose 0" not in capsys.readouterr().err
-    monkeypatch.setattr("steerlab.experiment.measuring.perplexities", lambda *_: 1 / 0)
+    monkeypatch.setattr("steerlab.experiment.measurements.effect.measure.perplexities", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         exp.effect(plan, DEV, [0.1, 0.2, 0.3], **FEW)
     assert "info: effect: dose 0 is not among the doses" in capsys.readouterr().err
@@ -80,9 +80,9 @@ def test_two_lambdas_are_two_metrics(tiny_llama_engine: sl.LensEngine) -> None:
     first, last = (lambda good, bad: float(good[0])), (lambda good, bad: float(bad[0]))
     exp.effect(plan, TARGETS, [0, 0.1, 0.2], metric=first, **FEW)
     exp.transfer(plan, DEV, [0, 0.2], metric=last)
-    assert "of its effect above" not in str(document(material_of(exp)))
+    assert "of its effect above" not in str(document(material_of(exp._run)))
     exp.transfer(plan, DEV, [0, 0.2], metric=first)
-    assert "of its effect above" in str(document(material_of(exp)))
+    assert "of its effect above" in str(document(material_of(exp._run)))
     chosen = [exp.select(V, [0.1, 0.2], DEV, metric=metric) for metric in (first, last)]
     assert chosen[0].metric_identity != chosen[1].metric_identity
     assert len(exp.results.selections) == 2
@@ -102,7 +102,7 @@ def test_a_selfcheck_that_passed_is_not_repeated_when_a_run_goes_on(tiny_llama_p
 def test_a_selfcheck_asked_for_again_runs(tiny_llama_engine: sl.LensEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     exp = sl.Experiment("run", tiny_llama_engine, root=None)
     exp.selfcheck(layers=[1])
-    monkeypatch.setattr("steerlab.experiment.measurement_methods.selfcheck", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("steerlab.experiment.measurements.selfcheck.selfcheck", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         exp.selfcheck(layers=[1])
 

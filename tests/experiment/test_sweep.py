@@ -8,7 +8,8 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.experiment.sweep import HASH_COLUMNS, in_calls, row_tokens, score_plans, tokens_per_call_of
+from steerlab.experiment.measurements.effect.rows import HASH_COLUMNS, score_plans
+from steerlab.experiment.store.batches import batch_plans, row_tokens, tokens_per_call_of
 from tests.experiment.data import PAIRS, TARGETS, TEXTS
 
 
@@ -17,7 +18,7 @@ from tests.experiment.data import PAIRS, TARGETS, TEXTS
     [(10, 30, [3, 3, 1]), (10, 39, [3, 3, 1]), (10, 5, [1] * 7), (10, 1000, [7]), (10, None, [1] * 7)],
 )
 def test_calls_hold_as_many_plans_as_the_budget(tokens_each: int, per_call: int | None, sizes: list[int]) -> None:
-    calls = list(in_calls(range(7), tokens_each, per_call))
+    calls = list(batch_plans(range(7), tokens_each, per_call))
     assert [len(call) for call in calls] == sizes
     assert [k for call in calls for k in call] == list(range(7))
 

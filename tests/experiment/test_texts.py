@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from steerlab.core.errors import DataError, InputError, RewardError
-from steerlab.experiment.texts import judged, text_statistics, with_repetition
+from steerlab.experiment.measurements.texts import judged, text_statistics, with_repetition
 
 
 def completions() -> pd.DataFrame:

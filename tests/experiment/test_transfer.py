@@ -9,7 +9,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import VectorShapeError
-from steerlab.experiment.transfer import compare_transfers, transfer
+from steerlab.experiment.measurements.transfer import compare_transfers, transfer
 from tests.tiny_models import build_tiny_llama
 
 

@@ -10,7 +10,7 @@ import torch
 import steerlab as sl
 from steerlab.cli.spec import ExperimentSpec
 from steerlab.core.errors import RunError
-from steerlab.experiment.selection import Selection
+from steerlab.experiment.measurements.selection import Selection
 from tests.experiment.data import DEV, HELD_OUT, TARGETS
 
 

@@ -7,9 +7,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 import steerlab as sl
 from steerlab.core.errors import InputError
 from steerlab.engines.lens import generating
-from steerlab.engines.lens.decoding import Decoding
-from steerlab.engines.lens.info import eos_token_ids
-from steerlab.engines.lens.rows import Rows
+from steerlab.runtime.decoding import Decoding, eos_token_ids
+from steerlab.runtime.rows import Rows
 from tests.lens.helpers import PROMPTS, random_vector, strong_plan
 
 GREEDY = sl.SamplingPolicy.greedy()

@@ -5,7 +5,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
-from steerlab.engines.lens.capturing import whole_prompt_hooks
+from steerlab.runtime.capturing import whole_prompt_hooks
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 

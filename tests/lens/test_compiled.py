@@ -105,6 +105,7 @@ def test_it_equals_fast_and_another_plan_needs_no_compiling(request, name, monke
 
 
 @slow
+@pytest.mark.usefixtures("without_kernels")
 def test_no_plan_a_stream_and_interrupted_streams(tiny_llama_engine):
     """Generations that share a program share its buffers, so a stream that another one has overtaken says so."""
     engine = tiny_llama_engine

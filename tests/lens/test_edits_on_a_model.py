@@ -184,6 +184,7 @@ def test_compiled_refuses_what_its_formula_cannot_say(tiny_llama_engine, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_kernels")
 def test_compiled_runs_set_ids_and_spans_as_the_fast_engine_does(tiny_llama_engine):
     engine = tiny_llama_engine
     plan = plan_of(engine, "affine") + plan_of(engine, "ids") + plan_of(engine, "span")

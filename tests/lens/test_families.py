@@ -13,10 +13,11 @@ import steerlab as sl
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import SITES
 from steerlab.engines.lens import backends, capture_task, generating
-from steerlab.engines.lens.backends import CHECKED_FAMILIES, FastBackend, plain_points
-from steerlab.engines.lens.rows import Rows, left_padded
+from steerlab.engines.lens.backends import FastBackend, plain_points
+from steerlab.runtime.families import CHECKED_FAMILIES
+from steerlab.runtime.rows import Rows, left_padded
+from steerlab.steering.positions.where import RowPositions
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import RowPositions
 from tests.lens.helpers import random_vector
 from tests.tiny_models import FAMILIES, save_tiny
 

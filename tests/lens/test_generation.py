@@ -107,6 +107,12 @@ def test_more_tokens_begin_with_the_fewer(tiny_llama_engine):
     assert long[:3] == short
 
 
+def test_every_step_draws_anew(tiny_llama_engine):
+    flat = sl.SamplingPolicy(temperature=1e6)  # nothing but the draws decides
+    (row,) = tiny_llama_engine.generate("Hi", policy=flat, max_new_tokens=20, seed=1)
+    assert len(set(row.token_ids)) > len(row.token_ids) / 2
+
+
 def test_samples_of_a_prompt_differ_and_come_in_order(tiny_llama_engine):
     out = tiny_llama_engine.generate(PROMPTS[:2], max_new_tokens=8, n=3, seed=0)
     assert [(c.prompt_index, c.sample_index) for c in out] == [(i, g) for i in range(2) for g in range(3)]

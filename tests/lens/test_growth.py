@@ -5,9 +5,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import steerlab as sl
-from steerlab.engines.lens.growth import Growth, growth_of
-from steerlab.engines.lens.rows import Rows
-from steerlab.engines.lens.whole_rows import WholeRows
+from steerlab.runtime.growth import Growth, growth_of
+from steerlab.runtime.model_state import state_of
+from steerlab.runtime.rows import Rows
+from steerlab.runtime.whole_rows import WholeRows
 from steerlab.steering.plan import Plan
 from steerlab.steering.run import PlanRun
 from tests.lens.helpers import plain_log_probs, random_vector
@@ -140,7 +141,7 @@ def test_a_model_that_ignores_its_mask_is_found_out(tiny_llama_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_llama_path).eval()
     model.config.model_type = "something_else"
     assert growth_of(model) == ALL
-    del model.__dict__["_steerlab_growth"]
+    del state_of(model).known["growth"]
     forward = model.forward
 
     def heedless(input_ids=None, attention_mask=None, past_key_values=None, use_cache=None, **_):

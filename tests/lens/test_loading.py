@@ -4,7 +4,8 @@ from transformer_lens.model_bridge import TransformerBridge
 
 import steerlab as sl
 from steerlab.core.errors import InputError, ModelNotFoundError
-from steerlab.engines.lens.info import eos_token_ids, parameters_hash
+from steerlab.runtime.decoding import eos_token_ids
+from steerlab.runtime.weights import parameters_hash
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.hooking import attached
-from steerlab.engines.lens.rows import Rows, left_padded, right_padded
+from steerlab.runtime.capturing import plan_hooks
+from steerlab.runtime.rows import Rows, left_padded, right_padded
 from steerlab.steering.run import PlanRun
 from tests.lens.helpers import strong_plan
 

@@ -4,7 +4,7 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.engines.lens.backends import shadow_of
+from steerlab.engines.lens.backends import unhooked_model_of
 from tests.lens.helpers import PROMPTS, all_hooks, strong_plan
 
 GREEDY = sl.SamplingPolicy.greedy()
@@ -15,7 +15,7 @@ ENGINES = ["fast", "bridge"]
 def shadow_hooks(engine):
     return [
         hook
-        for module in shadow_of(engine.model).model.modules()
+        for module in unhooked_model_of(engine.model).model.modules()
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     ]
 
@@ -84,7 +84,7 @@ def byte_token(byte):
 
 def say(engine, monkeypatch, ids):
     """Makes greedy decoding give these tokens, one after another, in every row."""
-    from steerlab.engines.lens.rows import Rows
+    from steerlab.runtime.rows import Rows
 
     position = {"extend": lambda rows: 0, "step": lambda rows: rows._passes - 1}
     for name, place in position.items():

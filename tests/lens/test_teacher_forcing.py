@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.engines.lens import teacher_forcing
-from steerlab.engines.lens.rows import Rows
+from steerlab.runtime import teacher_forcing
+from steerlab.runtime.rows import Rows
 from tests.lens.helpers import PROMPTS, plain_log_probs, random_vector, strong_plan
 
 TARGETS = [[" Paris", " London and"], [" four."], [" it was too hot"]]

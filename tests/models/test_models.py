@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,7 +50,7 @@ def killed_then_converted(tmp_path_factory):
     environment = {**os.environ, "STEERLAB_CACHE": str(cache)}
     killed = subprocess.Popen(CONVERT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list(cache.glob("models/.*tmp-*/config.json")):  # the weights follow right after the configuration
+    while not list(cache.glob("models/.*tmp-*")):  # made before the weights are read, which takes its time
         assert time.monotonic() < deadline
         assert killed.poll() is None
         time.sleep(0.005)
@@ -361,6 +362,53 @@ def test_damaged_memory_is_ignored(cache, model_directory):
     for record in (cache / "hashes").iterdir():
         record.write_text(json.dumps([]))
     assert weights_hash(model_directory) == first
+
+
+@pytest.fixture
+def large(model_directory, monkeypatch):
+    """A model directory that counts as large: 40 MB of numbers."""
+    monkeypatch.setattr("steerlab.models.hashing.SAMPLED_OVER", 1 << 20)
+    weights = model_directory / "model.safetensors"
+    weights.write_bytes(np.random.default_rng(0).bytes(40_000_000))
+    return weights
+
+
+def change(file, place):
+    """Changes 200 kB of a file and its time."""
+    data = bytearray(file.read_bytes())
+    data[place : place + 200_000] = bytes(200_000)
+    file.write_bytes(data)
+    os.utime(file, ns=(1, 1))
+
+
+def test_large_models_are_known_by_samples(cache, large, monkeypatch):
+    monkeypatch.setattr("steerlab.models.hashing._digest", lambda files: pytest.fail("read whole"))
+    seen = {weights_hash(large.parent)}
+    for place in (500, 20_000_000, 39_800_000):
+        change(large, place)
+        os.utime(large, ns=(place, place))
+        seen.add(weights_hash(large.parent))
+    assert len(seen) == 4
+
+
+def test_the_full_hash_of_a_large_model_is_another_and_does_not_replace_it(cache, large):
+    known = weights_hash(large.parent)
+    full = weights_hash(large.parent, full=True)
+    assert full != known
+    assert weights_hash(large.parent) == known
+    change(large, 20_000_000)
+    assert weights_hash(large.parent, full=True) != full
+
+
+def test_a_large_model_that_was_hashed_whole_before_keeps_its_hash(cache, large, monkeypatch):
+    monkeypatch.setattr("steerlab.models.hashing.SAMPLED_OVER", 1 << 40)
+    whole = weights_hash(large.parent)
+    (record,) = (cache / "hashes").iterdir()
+    known = json.loads(record.read_text())
+    del known["sampled"]  # as versions wrote it that knew whole hashes only
+    record.write_text(json.dumps(known))
+    monkeypatch.setattr("steerlab.models.hashing.SAMPLED_OVER", 1 << 20)
+    assert weights_hash(large.parent) == whole == weights_hash(large.parent, full=True)
 
 
 def test_hash_of_what_is_no_model(tmp_path):

@@ -124,3 +124,11 @@ def test_a_window_too_large_for_memory_is_refused(tiny_llama_engine, tmp_path, m
     with pytest.raises(InputError, match="context_length of at most 30"):
         sl.perplexity(tiny_llama_engine, TEXT, context_length=31, distributions=tmp_path / "d")
     assert math.isfinite(sl.perplexity(tiny_llama_engine, TEXT, context_length=30, distributions=tmp_path / "d").nll)
+
+
+def test_a_run_that_was_killed_while_it_wrote_can_start_again(tmp_path):
+    (tmp_path / f".{module.INDEX}.x.tmp").write_bytes(b"tw")
+    module.DistributionWriter(tmp_path, "float16", {"model": "m"}, resume=False)
+    (tmp_path / ".000000000001.safetensors.x.tmp").write_bytes(b"tw")
+    module.DistributionWriter(tmp_path, "float16", {"model": "m"}, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == [module.INDEX]

@@ -99,3 +99,11 @@ def test_the_digest_is_of_the_text_whatever_the_windows():
     changed = digest(10, 3)
     ids[50] -= 1
     assert changed != digest(10, 3)
+
+
+def test_half_written_files_of_a_killed_run_are_removed(tmp_path):
+    path = tmp_path / "run[1].journal"
+    for name in (".run[1].journal.x.tmp", ".other.txt.x.tmp"):
+        (tmp_path / name).write_bytes(b"tw")
+    with Journal(path, WHAT):
+        assert [found.name for found in tmp_path.glob("*.tmp")] == [".other.txt.x.tmp"]

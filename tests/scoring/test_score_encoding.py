@@ -7,10 +7,10 @@ import pytest
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, PromptError, TargetError
-from steerlab.engines.lens.encoding import Encoder as LensEncoder
 from steerlab.engines.lens.engine import LensEngine
 from steerlab.engines.vllm.client.encoding import Encoder as VLLMEncoder
 from steerlab.engines.vllm.engine import VLLMEngine
+from steerlab.runtime.encoding import Encoder as LensEncoder
 from tests.tiny_models import build_tiny_tokenizer
 
 TOKENIZER = build_tiny_tokenizer(chat=True)

@@ -5,8 +5,8 @@ from torch.autograd import gradcheck
 
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.runtime.model_parts import LogitTransform
 from steerlab.sequences import SequenceProcessor
-from steerlab.sequences.anatomy import LogitTransform
 from steerlab.sequences.head import HeadSpec, measure_head
 from tests.sequences.helpers import enumerated
 

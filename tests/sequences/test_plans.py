@@ -41,7 +41,7 @@ def test_a_dose_means_what_it_means_on_the_engine(make_processor, tiny_llama_eng
     plan = sl.Plan(sl.add(vector, dose=0.4))
     processor = make_processor()
     for site in ("resid_post", "resid_pre"):
-        ours, theirs = (found.median_norm(2, site) for found in (processor._desk, tiny_llama_engine))
+        ours, theirs = (found.median_norm(2, site) for found in (processor._resolver, tiny_llama_engine))
         assert ours == pytest.approx(theirs, rel=1e-5)
     found = flat(processor.teacher_force_logprobs(sequences, plan=plan).logprobs)
     np.testing.assert_allclose(found, engine_scores(tiny_llama_engine, sequences, plan), atol=2e-5)
@@ -171,7 +171,7 @@ def test_a_dose_follows_weights_written_through_data(make_processor, sequences, 
 def test_quantised_weights_are_recorded(make_processor):
     processor = make_processor()
     processor.parts.causal.config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    assert processor._desk.info.weight_processing == "gptq 4-bit"
+    assert processor._resolver.info.weight_processing == "gptq 4-bit"
 
 
 def test_a_row_that_is_not_finite_is_named(make_processor, sequences):

@@ -5,8 +5,8 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
-from steerlab.steering.condition import Condition, Gate
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.condition import Condition, Gate
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)

@@ -3,8 +3,8 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
-from steerlab.steering import where
 from steerlab.steering.conflicts import may_meet
+from steerlab.steering.positions import where
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 BACK = V.scaled(-2.0)

@@ -12,7 +12,7 @@ from scipy.stats import mannwhitneyu
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError, VectorShapeError
-from steerlab.steering.diagnostics import projection_auc, split_half_cosines
+from steerlab.steering.extraction.diagnostics import projection_auc, split_half_cosines
 
 TRAIN = sl.ContrastPairs.from_lists(
     ["What a wonderful day", "The soup was happy and warm", "She really liked it", "A happy street, a warm day"],
@@ -139,7 +139,7 @@ def test_a_given_vector_has_no_split_halves(engine):
 
 
 def test_the_plot_shows_what_is_known(engine):
-    from steerlab.experiment.diagnostics_plot import plot_diagnostics
+    from steerlab.experiment.plots.diagnostics import plot_diagnostics
 
     vectors = sl.extract(engine, TRAIN)
     with warnings.catch_warnings():

@@ -10,8 +10,8 @@ from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from steerlab.core.errors import InputError, VectorValueError
-from steerlab.steering.axes import Chunk, shrunk
-from steerlab.steering.estimators import (
+from steerlab.steering.extraction.axes import Chunk, shrunk
+from steerlab.steering.extraction.estimators import (
     ESTIMATORS,
     KEEPS_LENGTH,
     METHODS,
@@ -19,7 +19,7 @@ from steerlab.steering.estimators import (
     estimate,
     estimator,
     mean_diff,
-    random_twos,
+    random_pairs,
 )
 
 PAIRED = [method for method in METHODS if method != "lat"]
@@ -141,9 +141,9 @@ def test_logistic_weights_minimise_the_penalised_loss():
     assert cosine(estimate("logistic", positive, negative)[0], weights / both.std(axis=0)) > 1 - 1e-6
 
 
-def test_lat_is_the_axis_of_differences_between_random_twos():
+def test_lat_is_the_axis_of_differences_between_random_pairs():
     positive, negative = rows(20)
-    first, second = random_twos(20, seed=5)
+    first, second = random_pairs(20, seed=5)
     assert sorted(first + second) == list(range(40))
     pooled = torch.cat([positive, negative], dim=1)
     for layer, found in enumerate(estimate("lat", positive, negative, seed=5)):

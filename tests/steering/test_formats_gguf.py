@@ -6,10 +6,10 @@ import torch
 from gguf import GGUFReader, GGUFWriter
 
 from steerlab.core.errors import VectorFileError
-from steerlab.steering import condition, schedule, where
 from steerlab.steering.formats.gguf import export_gguf, import_gguf
 from steerlab.steering.operators import ablate, add
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import condition, schedule, where
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 

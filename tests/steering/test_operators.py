@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import steerlab as sl
 from steerlab.core.errors import PlanError, VectorShapeError
-from steerlab.steering import where
 from steerlab.steering.operators import operator_from_json
+from steerlab.steering.positions import where
 from steerlab.steering.vectors import SteeringVector
 
 V = SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)  # unit (.6, .8)

@@ -10,13 +10,11 @@ from typing_extensions import override
 import steerlab as sl
 from steerlab.core.errors import PlanError, UnknownOperatorError
 from steerlab.core.hook_points import HookPoint
-from steerlab.steering import registry
-from steerlab.steering.edit import Edit
-from steerlab.steering.operator import Direction, Operator
-from steerlab.steering.operators import operator_from_json
+from steerlab.steering.operators import Ablate, operator_from_json, registry
+from steerlab.steering.operators.base import Direction, Operator
+from steerlab.steering.operators.edit import Edit
+from steerlab.steering.operators.registry import is_shipped
 from steerlab.steering.packing import pack, unpack
-from steerlab.steering.projection import Ablate
-from steerlab.steering.registry import is_shipped
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 W = sl.SteeringVector.from_tensor(torch.tensor([1.0, 0.0]), layer=1)

@@ -8,9 +8,9 @@ from steerlab.core.errors import ReceiptError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.receipts import EditReceipt, Receipt
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.where import RowPositions
 from steerlab.steering.run import PlanRun
 from steerlab.steering.vectors import SteeringVector
-from steerlab.steering.where import RowPositions
 
 POINT = HookPoint(1)
 V = SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)

@@ -3,8 +3,8 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
-from steerlab.steering import schedule
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions import schedule
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steerlab.core.errors import PlanError
-from steerlab.steering import where
-from steerlab.steering.where import RowPositions, from_json
+from steerlab.steering.positions import where
+from steerlab.steering.positions.where import RowPositions, from_json
 
 # beartype draws random items of what it checks
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module:Warning")

@@ -1,4 +1,4 @@
-"""Texts and data that come with the package: the reference text behind `dose`, a neutral text, the vectors folder."""
+"""Texts and data shipped with the package: the reference text behind `dose`, a neutral text, the vectors folder."""
 
 from pathlib import Path
 

@@ -1,48 +1,38 @@
 """The two ways through a bridged model: with every hook point, or fast.
 
-*bridge* runs the model as TransformerLens wrapped it. *fast* runs its shadow, the plain Hugging Face modules, where
-the residual stream and the two sublayers' outputs can still be hooked. Hooks have one form on both,
+*bridge* runs the model as TransformerLens wrapped it. *fast* runs its unhooked model, the plain Hugging Face modules,
+where the residual stream and the two sublayers' outputs can still be hooked. Hooks have one form on both,
 `fn(value, hook=point)`: `point.name` is the hook point's canonical name, and a returned tensor replaces the value.
 """
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from steerlab.core.errors import HookPointError, InputError, VectorShapeError
+from steerlab.core.errors import HookPointError, InputError
 from steerlab.core.hook_points import SITES
-from steerlab.engines.lens.crossing import memoised_crossings
-from steerlab.engines.lens.hooking import all_heard, alone, attached, find_hook_point, hook_points
-from steerlab.engines.lens.shadow import Shadow
+from steerlab.engines.lens.hooking import attached, find_hook_point, hook_points
+from steerlab.engines.lens.unhooked_model import UnhookedModel
+from steerlab.runtime.backend import Backend
+from steerlab.runtime.device_transfer import memoised_transfers
+from steerlab.runtime.families import CHECKED_FAMILIES
+from steerlab.runtime.hooks import (
+    HookPair,
+    alone,
+    install_input_hook,
+    install_output_hook,
+    require_fired,
+    same_shape_hook,
+)
+from steerlab.runtime.model_state import remembered
 
+_SAME_LOGITS = 3e-2  # of the logits' spread; two attention kernels differ that much in half precision
 ENGINE_NAMES = ("auto", "bridge", "fast", "compiled")
-HookPair = tuple[str, Callable[..., Any]]
-
-# Families whose shadow was compared with the bridge and with plain Hugging Face, hook point by hook point.
-CHECKED_FAMILIES = frozenset("llama gpt2 qwen2 qwen3 gemma2 gemma3_text mistral olmo2 gpt_neox phi3".split())
-
-
-class Backend:
-    """A callable model with hooks."""
-
-    name: str
-    model: Any
-
-    @abstractmethod
-    def attached(self, hooks: Sequence[HookPair]) -> AbstractContextManager[None]:
-        """Runs the body with hooks, in the order given; they are gone afterwards, also after an error.
-
-        Other threads that want the model wait.
-
-        Raises:
-            HookPointError: for an unknown hook point, or one that never fired while the body ran.
-        """
 
 
 class BridgeBackend(Backend):
@@ -57,22 +47,22 @@ class BridgeBackend(Backend):
     @contextmanager
     def attached(self, hooks: Sequence[HookPair]) -> Iterator[None]:
         """See `Backend.attached`."""
-        checked = [(name, keeping_form(function)) for name, function in hooks]
+        checked = [(name, same_shape_hook(function)) for name, function in hooks]
         # users' own hooks may keep what they see, to train on it: no inference tensors here
         with alone(self.model), torch.inference_mode(False), torch.no_grad():
-            with memoised_crossings(self.model, list(self.bridge.blocks)), attached(self.bridge, checked):
+            with memoised_transfers(self.model, list(self.bridge.blocks)), attached(self.bridge, checked):
                 yield
 
 
 @dataclass(frozen=True)
 class PlainPoint:
-    """What a hook on the shadow sees of its hook point."""
+    """What a hook on the unhooked model sees of its hook point."""
 
     name: str
 
 
 class FastBackend(Backend):
-    """The bridge's shadow, for hooks on the residual stream and on sublayer outputs.
+    """The bridge's unhooked model, for hooks on the residual stream and on sublayer outputs.
 
     Args:
         bridge: the TransformerBridge.
@@ -83,20 +73,20 @@ class FastBackend(Backend):
 
     def __init__(self, bridge: Any, attention: str = "sdpa") -> None:
         self.bridge = bridge
-        self.shadow = shadow_of(bridge)
+        self.unhooked = unhooked_model_of(bridge)
         self.attention = attention_kernel(bridge, attention)
-        self.model = self.shadow.model
+        self.model = self.unhooked.model
 
     @contextmanager
     def attached(self, hooks: Sequence[HookPair]) -> Iterator[None]:
         """See `Backend.attached`."""
-        blocks = [self.shadow.of(block) for block in self.bridge.blocks]
-        checked = [(name, keeping_form(function)) for name, function in hooks]
-        with alone(self.model), all_heard(checked) as listening, ExitStack() as stack:
-            self.shadow.set_attention(self.attention)
+        blocks = [self.unhooked.of(block) for block in self.bridge.blocks]
+        checked = [(name, same_shape_hook(function)) for name, function in hooks]
+        with alone(self.model), require_fired(checked) as listening, ExitStack() as stack:
+            self.unhooked.set_attention(self.attention)
             for name, function in listening:
                 stack.callback(self._install(name, function).remove)
-            stack.enter_context(memoised_crossings(self.model, blocks))
+            stack.enter_context(memoised_transfers(self.model, blocks))
             yield
 
     def _install(self, name: str, function: Callable[..., Any]) -> Any:
@@ -104,7 +94,7 @@ class FastBackend(Backend):
         wrapper = plain_points(self.bridge).get(point.name)
         if wrapper is None:
             raise HookPointError(f"The fast engine has no hook point {name!r}; use engine='bridge'.")
-        module = self.shadow.of(wrapper)
+        module = self.unhooked.of(wrapper)
 
         def edit(value: Tensor) -> Tensor | None:
             return function(value, hook=point)
@@ -112,63 +102,21 @@ class FastBackend(Backend):
         return install_input_hook(module, edit) if point.name.endswith("hook_in") else install_output_hook(module, edit)
 
 
-def install_output_hook(module: nn.Module, edit: Callable[[Tensor], Tensor | None]) -> Any:
-    """A forward hook that edits a module's output, or its first part if it returns a tuple."""
-
-    def hook(_: nn.Module, __: Any, output: Any) -> Any:
-        whole = isinstance(output, Tensor)
-        changed = edit(output if whole else output[0])
-        if changed is None:
-            return None
-        return changed if whole else (changed, *output[1:])
-
-    return module.register_forward_hook(hook)
-
-
-def install_input_hook(module: nn.Module, edit: Callable[[Tensor], Tensor | None]) -> Any:
-    """A forward pre-hook that edits a module's first argument."""
-
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        changed = edit(args[0] if args else kwargs["hidden_states"])
-        if changed is None:
-            return None
-        return ((changed, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": changed})
-
-    return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-def keeping_form(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook whose result keeps the activation's dtype and device, and must have its shape."""
-
-    def hook(value: Any, hook: Any) -> Any:
-        changed = function(value, hook=hook)
-        if changed is None or not isinstance(value, Tensor):
-            return changed
-        if not isinstance(changed, Tensor) or changed.shape != value.shape:
-            found = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
-            raise VectorShapeError(
-                f"The hook at {hook.name} got an activation of shape {tuple(value.shape)} and returned {found}; "
-                "return the same shape, or None to leave it as it is."
-            )
-        return changed.to(device=value.device, dtype=value.dtype)
-
-    return hook
-
-
 def plain_points(bridge: Any) -> dict[str, Any]:
-    """Canonical hook points that the shadow has, with the bridge's component each belongs to."""
-    found = bridge.__dict__.get("_steerlab_plain_points")
-    if found is None:
-        found = {}
-        for layer, block in enumerate(bridge.blocks):
-            for site in SITES:
-                point = hook_points(bridge).get(f"blocks.{layer}.hook_{site}")
-                if point is None:
-                    continue
-                *components, end = point.name.removeprefix(f"blocks.{layer}.").split(".")
-                if end in ("hook_in", "hook_out"):
-                    found[point.name] = _component(block, components)
-        bridge.__dict__["_steerlab_plain_points"] = found
+    """Canonical hook points that the unhooked model has, with the bridge's component each belongs to."""
+    return remembered(bridge, "plain points", lambda: _plain_points(bridge))
+
+
+def _plain_points(bridge: Any) -> dict[str, Any]:
+    found = {}
+    for layer, block in enumerate(bridge.blocks):
+        for site in SITES:
+            point = hook_points(bridge).get(f"blocks.{layer}.hook_{site}")
+            if point is None:
+                continue
+            *components, end = point.name.removeprefix(f"blocks.{layer}.").split(".")
+            if end in ("hook_in", "hook_out"):
+                found[point.name] = _component(block, components)
     return found
 
 
@@ -178,11 +126,36 @@ def _component(block: Any, path: Sequence[str]) -> Any:
     return block
 
 
-def shadow_of(bridge: Any) -> Shadow:
-    """The bridge's shadow, made once; it lives as long as the bridge."""
-    if "_steerlab_shadow" not in bridge.__dict__:
-        bridge.__dict__["_steerlab_shadow"] = Shadow(bridge.original_model)
-    return bridge.__dict__["_steerlab_shadow"]
+def unhooked_model_of(bridge: Any) -> UnhookedModel:
+    """The bridge's unhooked model, made once; it lives as long as the bridge."""
+    return remembered(bridge, "unhooked model", lambda: UnhookedModel(bridge.original_model))
+
+
+def plain_model(bridge: Any) -> Any:
+    """A Hugging Face model of its own on the bridge's weights, compared with the bridge on a short probe.
+
+    Raises:
+        InputError: for a bridge in compatibility mode, or one that computes something else than its model.
+    """
+    if getattr(bridge, "compatibility_mode", False):
+        raise InputError(
+            "The bridge is in compatibility mode, which has changed its weights; load the model without it to share it."
+        )
+    made = UnhookedModel(bridge.original_model)
+    made.set_attention(attention_kernel(bridge, "sdpa"))
+    ids = (
+        torch.arange(1, 13, device=embedding_device(made.model))[None]
+        % made.model.get_input_embeddings().num_embeddings
+    )
+    with alone(bridge), torch.no_grad():
+        wanted, found = (model(input_ids=ids).logits.float() for model in (bridge.original_model, made.model))
+    spread = float(wanted.max() - wanted.min())
+    if not float((wanted - found).abs().max()) <= _SAME_LOGITS * spread:
+        raise InputError(
+            f"The plain {type(made.model).__name__} under this bridge gives other logits than the bridge, so they "
+            "cannot share weights; load the model with AutoModelForCausalLM.from_pretrained."
+        )
+    return made.model
 
 
 def attention_kernel(bridge: Any, wanted: str) -> str:
@@ -201,7 +174,7 @@ def choose_backend(bridge: Any, hook_names: Sequence[str], engine: str = "auto",
     """The backend for these hook points.
 
     `auto` is *fast* where it can be: the family was checked, the weights are plain, every hook point is on the residual
-    stream or a sublayer's output, and nobody else has hooks on the bridge (they would not fire on the shadow).
+    stream or a sublayer's output, and nobody else has hooks on the bridge (they would not fire on the unhooked model).
 
     Raises:
         InputError: for an unknown name, or a fast engine that this model or these hooks rule out.
@@ -225,7 +198,7 @@ def exact_backend(bridge: Any, hooks: Sequence[HookPair]) -> Backend:
 
 
 def why_not_fast(bridge: Any, hook_names: Sequence[str]) -> str | None:
-    """Why the shadow cannot serve, in a sentence; None if it can."""
+    """Why the unhooked model cannot serve, in a sentence; None if it can."""
     model = bridge.original_model
     config = model.config
     family = config.get_text_config().model_type
@@ -247,9 +220,7 @@ def why_not_fast(bridge: Any, hook_names: Sequence[str]) -> str | None:
 
 def _has_hooks(bridge: Any) -> bool:
     """Whether a user's forward hooks are on the bridge's hook points, or by torch's own call on modules inside it."""
-    modules = bridge.__dict__.get("_steerlab_modules")
-    if modules is None:
-        modules = bridge.__dict__["_steerlab_modules"] = tuple(bridge.original_model.modules())
+    modules = remembered(bridge, "modules", lambda: tuple(bridge.original_model.modules()))
     registered = (
         hook for module in modules for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )
@@ -264,7 +235,7 @@ def _is_library_hook(hook: Any) -> bool:
 
 
 def _say_once(bridge: Any, reason: str) -> None:
-    said = bridge.__dict__.setdefault("_steerlab_said", set())
+    said = remembered(bridge, "reasons said", set)
     lasting = "was not checked" in reason or "quantised" in reason or "code of its own" in reason
     if lasting and reason not in said:
         said.add(reason)
@@ -274,3 +245,23 @@ def _say_once(bridge: Any, reason: str) -> None:
 def embedding_device(model: Any) -> torch.device:
     """Where token ids go."""
     return model.get_input_embeddings().weight.device
+
+
+@dataclass(frozen=True)
+class BridgedModel:
+    """A TransformerBridge as the runtime sees it; a `HookedModel`.
+
+    Attributes:
+        bridge: the TransformerBridge.
+    """
+
+    bridge: Any
+
+    @property
+    def causal(self) -> Any:
+        """The Hugging Face model that the bridge wraps."""
+        return self.bridge.original_model
+
+    def exact_backend(self, hooks: Sequence[HookPair]) -> Backend:
+        """See `exact_backend`."""
+        return exact_backend(self.bridge, hooks)

@@ -14,16 +14,17 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Activations
 from steerlab.engines.lens.backends import exact_backend
-from steerlab.engines.lens.capturing import Capture, plan_hooks
-from steerlab.engines.lens.decoding import StopRules
-from steerlab.engines.lens.generating import GenerationJob, GenerationTask, ran_tokens
-from steerlab.engines.lens.growth import fresh_rows
-from steerlab.engines.lens.rows import left_padded
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent, marks_for
-from steerlab.steering.positions import RowPositions
+from steerlab.engines.lens.generating import GenerationTask
+from steerlab.runtime.capturing import Capture, plan_hooks
+from steerlab.runtime.decoding import StopRules
+from steerlab.runtime.growth import fresh_rows
+from steerlab.runtime.jobs import GenerationJob, ran_tokens
+from steerlab.runtime.rows import left_padded
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Where
 from steerlab.steering.run import PlanRun
-from steerlab.steering.sets import Where
 
 
 @dataclass

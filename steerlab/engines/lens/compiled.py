@@ -1,4 +1,4 @@
-"""Compiled decoding: the shadow's one-token pass as one fused program, on a GPU replayed as a CUDA graph.
+"""Compiled decoding: the unhooked model's one-token pass as one fused program, on a GPU replayed as a CUDA graph.
 
 Everything the pass needs lies in buffers at fixed places: token ids, positions, mask, key-value cache, and for every
 edit its direction, parameters and position mask. Changing the plan changes the buffers' contents, not the program, so a
@@ -11,7 +11,8 @@ and lo = hi = its target. Other edits are refused by name.
 """
 
 import types
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +25,16 @@ from steerlab.engines.lens.backends import (
     FastBackend,
     attention_kernel,
     embedding_device,
-    install_input_hook,
-    install_output_hook,
     plain_points,
 )
-from steerlab.engines.lens.capturing import plan_hooks
 from steerlab.engines.lens.hooking import find_hook_point
-from steerlab.engines.lens.shadow import Shadow
-from steerlab.engines.lens.step import Step, running
+from steerlab.engines.lens.unhooked_model import UnhookedModel
+from steerlab.runtime.capturing import plan_hooks
+from steerlab.runtime.hooks import install_input_hook, install_output_hook
+from steerlab.runtime.model_state import remembered
+from steerlab.runtime.step import Step, running
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
 CAPACITY_STEP = 64
@@ -93,10 +94,10 @@ class Program:
     def __init__(self, bridge: Any, key: ProgramKey) -> None:
         from transformers import StaticCache
 
-        self.bridge, self.key = bridge, key
+        self.key = key
         self.device = embedding_device(bridge.original_model)
-        self.shadow = Shadow(bridge.original_model)
-        self.shadow.set_attention(attention_kernel(bridge, "sdpa"))
+        self.unhooked = UnhookedModel(bridge.original_model)
+        self.unhooked.set_attention(attention_kernel(bridge, "sdpa"))
         self.cache: Any = StaticCache(config=bridge.original_model.config.get_text_config(), max_cache_len=key.capacity)
         self.tokens = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
         self.counts = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
@@ -107,14 +108,14 @@ class Program:
         for point, buffers in self.buffers.items():
             name = find_hook_point(bridge, point.name).name
             install = install_input_hook if name.endswith("hook_in") else install_output_hook
-            install(self.shadow.of(plain_points(bridge)[name]), buffers)
-        self._forward: Any = torch.compile(_own_code(self._call_model), fullgraph=True, dynamic=False)
-        self.user: Any = None
+            install(self.unhooked.of(plain_points(bridge)[name]), buffers)
+        self._forward: Any = torch.compile(_with_unique_code(self._call_model), fullgraph=True, dynamic=False)
+        self.user: Callable[[], Any] = lambda: None
         self._graph: Any = None
         self._logits: Tensor | None = None
 
     def _call_model(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        output = self.shadow.model(
+        output = self.unhooked.model(
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
@@ -153,7 +154,7 @@ class Program:
 
 
 class CompiledRows:
-    """Rows whose prompt runs on the shadow and whose every further token runs a compiled program.
+    """Rows whose prompt runs on the unhooked model and whose every further token runs a compiled program.
 
     Args:
         bridge: the TransformerBridge.
@@ -174,7 +175,7 @@ class CompiledRows:
         capacity = -(-needed // CAPACITY_STEP) * CAPACITY_STEP
         points = tuple((point, len(_edits_at(run, point))) for point in run.hook_points)
         self.program = _program(bridge, ProgramKey(len(self.prompt_lens), capacity, points))
-        self.program.user = self
+        self.program.user = weakref.ref(self)  # rows know the bridge, and programs outlive it otherwise
         self.device = self.program.device
         self.backend = FastBackend(bridge)
         self._lens = torch.tensor(self.prompt_lens, device=self.device)
@@ -218,7 +219,7 @@ class CompiledRows:
     def step(self, tokens: Tensor) -> Tensor:
         """Runs one token per row; a negative id means that the row has ended."""
         program = self.program
-        if program.user is not self:
+        if program.user() is not self:
             raise InputError(
                 "Another compiled generation of this shape has begun since this stream's last piece, and both use one "
                 "program's buffers; finish one first, or stream with engine='fast'."
@@ -267,7 +268,7 @@ def why_not_compiled(bridge: Any, plan: Plan) -> str | None:
 
 def _program(bridge: Any, key: ProgramKey) -> Program:
     """The program for a key, made once; the least recently used ones are dropped."""
-    kept: dict[ProgramKey, Program] = bridge.__dict__.setdefault("_steerlab_programs", {})
+    kept: dict[ProgramKey, Program] = remembered(bridge, "programs", dict)
     program = kept.pop(key, None) or Program(bridge, key)
     kept[key] = program
     while len(kept) > _KEPT_PROGRAMS:
@@ -284,7 +285,7 @@ def _restore(tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
         tensor.copy_(value)
 
 
-def _own_code(method: Any) -> Any:
+def _with_unique_code(method: Any) -> Any:
     """The method with a code object of its own, so that no other program's compiled code is found under it."""
     function = method.__func__
     code = function.__code__.replace(co_name=f"{function.__name__}_{id(method.__self__):x}")

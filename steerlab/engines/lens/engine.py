@@ -11,7 +11,6 @@ from tqdm.auto import tqdm
 
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.batching import batches_by_tokens
-from steerlab.core.endings import stop_strings
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
 from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
@@ -21,31 +20,31 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
-from steerlab.core.shipped import reference_text
-from steerlab.core.text import Boundary, EncodedPair, PromptLike, encode_prompt
-from steerlab.engines.lens.backends import exact_backend
+from steerlab.core.stopping import stop_strings
+from steerlab.core.text import Boundary, EncodedPair, PromptLike
+from steerlab.engines.lens.backends import BridgedModel, exact_backend, plain_model
 from steerlab.engines.lens.capture_task import CaptureTask
-from steerlab.engines.lens.capturing import HookPair, plan_hooks, whole_prompt_hooks
-from steerlab.engines.lens.differentiable import DifferentiableScores
-from steerlab.engines.lens.encoding import Encoder
-from steerlab.engines.lens.generating import GenerationTask, generation_jobs, stop_rules
-from steerlab.engines.lens.growth import fresh_rows
+from steerlab.engines.lens.generating import GenerationTask, stop_rules
 from steerlab.engines.lens.info import describe_model
-from steerlab.engines.lens.rows import left_padded
-from steerlab.engines.lens.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.quantities import check_named
-from steerlab.steering.assign import AssignedPlan, PlanArgument, assign_plans, group_by_plan
-from steerlab.steering.content import PromptContent
+from steerlab.runtime.capturing import HookPair, plan_hooks, whole_prompt_hooks
+from steerlab.runtime.differentiable import DifferentiableScores
+from steerlab.runtime.encoding import Encoder
+from steerlab.runtime.growth import fresh_rows
+from steerlab.runtime.jobs import generation_jobs
+from steerlab.runtime.reference_norm import reference_windows
+from steerlab.runtime.rows import left_padded
+from steerlab.runtime.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
 from steerlab.steering.plan import Plan
+from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans, group_by_plan
+from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions.where import Where, WhereLike, as_where
+from steerlab.steering.positions.where import all as all_positions
+from steerlab.steering.positions.where import index as index_positions
 from steerlab.steering.run import PlanRun
-from steerlab.steering.where import Where, WhereLike, as_where
-from steerlab.steering.where import all as all_positions
-from steerlab.steering.where import index as index_positions
 
 GREEDY = SamplingPolicy.greedy()
-REFERENCE_WINDOW = 256
-
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
@@ -91,6 +90,7 @@ class LensEngine:
         self.receipts: list[Receipt] = []
         self.errors: dict[int, NonFiniteError] = {}
         self._name, self._path, self._revision = name, path, revision
+        self._given: Any = None  # the model in memory that this engine was made from, if it was
         self._info: ModelInfo | None = None
         self._median_norms: dict[HookPoint, float] = {}
 
@@ -107,7 +107,7 @@ class LensEngine:
     def info(self) -> ModelInfo:
         """The model that runs."""
         if self._info is None:
-            self._info = describe_model(self.model, self._name, self._path, self._revision)
+            self._info = describe_model(self.model, self._name, self._path, self._revision, self._given)
         return self._info
 
     @property
@@ -116,9 +116,22 @@ class LensEngine:
         device = next(self.model.parameters()).device.type
         return EngineTraits("lens", device, tuple(range(self.info.n_layers)), takes_functions=True)
 
+    def plain_model(self) -> Any:
+        """The Hugging Face model without hook points, on this engine's weights: the same tensors, nothing copied.
+
+        Its modules are its own, so that hooks and modes of either leave the other alone; an optimiser's step on one
+        moves both.
+
+        Raises:
+            InputError: if the bridge computes something else than the plain model.
+        """
+        if self.model is None:
+            raise InputError("This engine is closed; load the model again.")
+        return plain_model(self.model)
+
     def close(self) -> None:
         """Frees the model. The engine cannot be used afterwards."""
-        self.model = None
+        self.model = self._given = None
         self._median_norms.clear()
         gc.collect()
         if torch.cuda.is_available():
@@ -176,10 +189,11 @@ class LensEngine:
         )
         self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
         jobs = generation_jobs([p.token_ids for p in encoded], n, seed, max_new_tokens)
+        each = len(jobs) // len(encoded)
         plans = self._assign(plan, len(encoded))
         with _progress(len(jobs), "generate") as bar:
             for assigned, members in group_by_plan(plans):
-                mine = [job for job in jobs if job.prompt_index in set(members)]
+                mine = [job for index in members for job in jobs[index * each : (index + 1) * each]]
                 for batch in _batches([len(j.prompt) + max_new_tokens for j in mine], batch_size, self.batch_tokens):
                     task.run([mine[k] for k in batch], assigned)
                     bar.update(len(batch))
@@ -319,7 +333,9 @@ class LensEngine:
         with _progress(len(pairs), "score") as bar:
             for assigned, members in group_by_plan(self._assign(plan, len(contents))):
                 budget = Budget(self.batch_tokens)
-                task = TeacherForcing(self.model, assigned, measures, budget, self.info.d_vocab, bar.update, contents)
+                task = TeacherForcing(
+                    BridgedModel(self.model), assigned, measures, budget, self.info.d_vocab, bar.update, contents
+                )
                 wanted = set(members)
                 task.run([pair for pair in forced if pair.prompt_index in wanted])
                 values.update(task.values)
@@ -356,7 +372,8 @@ class LensEngine:
         """Scores as in `score`, differentiable in a vector that is added at a hook point; rows in order of pairs."""
         pairs, contents = self._encoder.pairs(prompts, targets, chat=chat)
         rows = [(pair, contents[i]) for i, _, pair in pairs]
-        return DifferentiableScores(self.model, rows, point.check(self.info.n_layers), where, self.batch_tokens)
+        model = BridgedModel(self.model)
+        return DifferentiableScores(model, rows, point.check(self.info.n_layers), where, self.batch_tokens)
 
     @explains_arguments
     @torch.no_grad()
@@ -449,10 +466,8 @@ class LensEngine:
         return self._median_norms[point]
 
     def _measure_norms(self, site: str) -> None:
-        ids = encode_prompt(self.tokenizer, reference_text(), d_vocab=self.info.d_vocab).token_ids
-        width = min(REFERENCE_WINDOW, self.info.context_length)
-        windows = [list(ids[start : start + width]) for start in range(0, len(ids), width)]
-        found = self._capture([w for w in windows if len(w) > 1], "all", site, ~index_positions(0))
+        windows = reference_windows(self.tokenizer, self.info.d_vocab, self.info.context_length)
+        found = self._capture(windows, "all", site, ~index_positions(0))
         for layer in found.layers:
             self._median_norms[HookPoint(layer, site)] = float(found[layer].norm(dim=-1).median())
 

@@ -10,53 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerlab.core.endings import before_stop, find_stop
 from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.not_finite import not_finite
-from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
-from steerlab.core.seeds import SeedLike, draw_keys, row_key
 from steerlab.core.spelling import INCOMPLETE, Continuation
-from steerlab.engines.lens.backends import HookPair, choose_backend
-from steerlab.engines.lens.capturing import plan_hooks
+from steerlab.core.stopping import before_stop, find_stop
+from steerlab.engines.lens.backends import choose_backend
 from steerlab.engines.lens.compiled import CompiledRows, why_not_compiled
-from steerlab.engines.lens.decoding import Decoding, RowOutput, StopRules
-from steerlab.engines.lens.growth import fresh_rows
-from steerlab.engines.lens.info import eos_token_ids
-from steerlab.steering.assign import AssignedPlan
-from steerlab.steering.content import PromptContent
+from steerlab.runtime.capturing import plan_hooks
+from steerlab.runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
+from steerlab.runtime.growth import fresh_rows
+from steerlab.runtime.hooks import HookPair
+from steerlab.runtime.jobs import GenerationJob, ran_tokens
+from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.run import PlanRun
 
 Attach = Callable[[], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class GenerationJob:
-    """One row to generate: which sample of which prompt, its ids, and the keys of its draws."""
-
-    row_index: int
-    prompt_index: int
-    sample_index: int
-    prompt: tuple[int, ...]
-    keys: np.ndarray
-
-
-def generation_jobs(
-    prompts: Sequence[tuple[int, ...]], n: int, seed: SeedLike, max_new_tokens: int
-) -> list[GenerationJob]:
-    """A job per prompt and sample, in order.
-
-    Raises:
-        InputError: if n is not an integer ≥ 1.
-    """
-    samples = check_integer(n, "n", least=1)
-    return [
-        GenerationJob(i * samples + g, i, g, prompt, draw_keys(row_key(seed, i, g), max_new_tokens))
-        for i, prompt in enumerate(prompts)
-        for g in range(samples)
-    ]
 
 
 def stop_rules(bridge: Any, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
@@ -214,13 +186,6 @@ def _only_while_running(steps: Iterator[Tensor], attach: Attach) -> Iterator[Ten
         except StopIteration:
             return
         yield tokens
-
-
-def ran_tokens(job: GenerationJob, output: RowOutput) -> tuple[int, ...]:
-    """The tokens of a row that went through the model: all but the last sampled one; all if the row ended in error."""
-    if output.finish_reason == "error":
-        return (*job.prompt, *output.token_ids)
-    return (*job.prompt, *output.token_ids[:-1]) if output.token_ids else ()
 
 
 def _overlap(text: str, string: str) -> int:

@@ -18,14 +18,15 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.seeds import check_seed, draw_keys, row_key
 from steerlab.core.spelling import decode
 from steerlab.core.text import encode_prompt
-from steerlab.engines.lens.backends import HookPair, choose_backend
-from steerlab.engines.lens.decoding import Decoding, StopRules
-from steerlab.engines.lens.growth import fresh_rows
+from steerlab.engines.lens.backends import choose_backend
 from steerlab.engines.lens.hooking import find_hook_point
-from steerlab.engines.lens.info import context_length, eos_token_ids
+from steerlab.engines.lens.info import context_length
 from steerlab.engines.lens.legacy import legacy_rows
+from steerlab.runtime.decoding import Decoding, StopRules, eos_token_ids
+from steerlab.runtime.growth import fresh_rows
+from steerlab.runtime.hooks import HookPair
 from steerlab.steering.plan import Plan
-from steerlab.steering.rows import row_of, shape_of
+from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.run import PlanRun
 
 HookFunction = Callable[..., Any]

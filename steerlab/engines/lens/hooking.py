@@ -1,38 +1,18 @@
-"""Hooks on a TransformerLens model that are ours alone: added once, removed always, and heard from."""
+"""Hook points of a TransformerLens model, and hooks on them: found by name, added once, removed always."""
 
 import difflib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from steerlab.core.errors import HookPointError
-
-HookFunction = Callable[..., Any]
-
-_locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-_locks_guard = threading.Lock()
-
-
-@contextmanager
-def alone(model: Any) -> Iterator[None]:
-    """Runs the body while no other thread is in such a body of this model.
-
-    A hook on a model acts on every pass of it, whichever thread makes the pass, so that another's call would be edited
-    and read too.
-    """
-    with _locks_guard:
-        lock = _locks.setdefault(model, threading.RLock())
-    with lock:
-        yield
+from steerlab.runtime.hooks import HookFunction, require_fired
+from steerlab.runtime.model_state import remembered
 
 
 def hook_points(bridge: Any) -> dict[str, Any]:
     """Every hook point of a model by canonical name and, on a bridge, by alias; collected once."""
-    if "_steerlab_hook_points" not in bridge.__dict__:
-        bridge.__dict__["_steerlab_hook_points"] = dict(bridge.hook_dict)
-    return bridge.__dict__["_steerlab_hook_points"]
+    return remembered(bridge, "hook points", lambda: dict(bridge.hook_dict))
 
 
 def find_hook_point(bridge: Any, name: str) -> Any:
@@ -65,7 +45,7 @@ def attached(bridge: Any, hooks: Sequence[tuple[str, HookFunction]]) -> Iterator
     """
     points = [find_hook_point(bridge, name) for name, _ in hooks]
     handles: list[tuple[Any, Any]] = []
-    with all_heard(hooks) as listening:
+    with require_fired(hooks) as listening:
         try:
             for point, (_, function) in zip(points, listening, strict=True):
                 handles.append((point, point.add_hook(function)))
@@ -74,25 +54,3 @@ def attached(bridge: Any, hooks: Sequence[tuple[str, HookFunction]]) -> Iterator
             for point, handle in handles:
                 handle.hook.remove()
                 point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
-
-
-@contextmanager
-def all_heard(hooks: Sequence[tuple[str, HookFunction]]) -> Iterator[list[tuple[str, HookFunction]]]:
-    """Gives the same hooks to attach in the body, each of which must fire there.
-
-    Raises:
-        HookPointError: after the body, for hook points that never fired.
-    """
-    fired = [False] * len(hooks)
-
-    def listening(index: int, function: HookFunction) -> HookFunction:
-        def hook(value: Any, hook: Any) -> Any:
-            fired[index] = True
-            return function(value, hook=hook)
-
-        return hook
-
-    yield [(name, listening(index, function)) for index, (name, function) in enumerate(hooks)]
-    silent = [name for (name, _), heard in zip(hooks, fired, strict=True) if not heard]
-    if silent:
-        raise HookPointError(f"These hook points never fired on this model: {', '.join(sorted(set(silent)))}.")

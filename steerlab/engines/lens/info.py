@@ -1,19 +1,23 @@
 """What model a TransformerBridge runs."""
 
-import hashlib
 from typing import Any
 
-import torch
-
-from steerlab.core.endings import eos_ids_of
 from steerlab.core.engine import ModelInfo
-from steerlab.core.hashing import HASH_LENGTH
 from steerlab.core.quantisation import quantisation
 from steerlab.models import weights_hash
+from steerlab.runtime.weights import hash_of_weights, parameters_hash
 
 
-def describe_model(bridge: Any, name: str | None, path: Any, revision: str | None) -> ModelInfo:
-    """Name, hashes and sizes of the model behind a bridge."""
+def describe_model(bridge: Any, name: str | None, path: Any, revision: str | None, given: Any = None) -> ModelInfo:
+    """Name, hashes and sizes of the model behind a bridge.
+
+    Args:
+        bridge: the TransformerBridge.
+        name: the name to record; by default the bridge's.
+        path: directory of the weights, if they came from one.
+        revision: hub revision, if there is one.
+        given: the plain model in memory that the bridge was made from, whose weights are hashed; None without one.
+    """
     embedding = bridge.original_model.get_input_embeddings().weight
     head = bridge.original_model.get_output_embeddings()
     context = context_length(bridge)
@@ -21,7 +25,7 @@ def describe_model(bridge: Any, name: str | None, path: Any, revision: str | Non
     return ModelInfo(
         name=name or str(bridge.cfg.model_name),
         revision=revision,
-        weights_hash=weights_hash(path) if path is not None else parameters_hash(bridge.original_model),
+        weights_hash=_hash(bridge, path, given),
         weight_processing=_weight_processing(bridge),
         n_layers=int(bridge.cfg.n_layers),
         d_model=int(bridge.cfg.d_model),
@@ -29,6 +33,12 @@ def describe_model(bridge: Any, name: str | None, path: Any, revision: str | Non
         context_length=context,
         dtype=str(embedding.dtype).removeprefix("torch."),
     )
+
+
+def _hash(bridge: Any, path: Any, given: Any) -> str:
+    if given is not None:
+        return hash_of_weights(given)
+    return weights_hash(path) if path is not None else parameters_hash(bridge.original_model)
 
 
 def _weight_processing(bridge: Any) -> str:
@@ -44,17 +54,3 @@ def context_length(model: Any) -> int | None:
     stated = None if original is None else getattr(original.config.get_text_config(), "max_position_embeddings", None)
     stated = stated or getattr(getattr(model, "cfg", None), "n_ctx", None)
     return None if stated is None else int(stated)
-
-
-def parameters_hash(model: torch.nn.Module) -> str:
-    """Content hash of a model held in memory: names and bytes of all parameters."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:HASH_LENGTH]
-
-
-def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a text: of the tokenizer, the configuration and the generation configuration, if there."""
-    return eos_ids_of(tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None))

@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from steerlab.core.errors import BackendMissingError, InputError, PromptError
-from steerlab.engines.lens.arguments import optional_arguments
-from steerlab.engines.lens.backends import HookPair, keeping_form
-from steerlab.engines.lens.hooking import all_heard, alone, find_hook_point
-from steerlab.engines.lens.step import Step, running
-from steerlab.steering.positions import RowPositions
+from steerlab.engines.lens.hooking import find_hook_point
+from steerlab.runtime.arguments import optional_arguments
+from steerlab.runtime.hooks import HookPair, alone, require_fired, same_shape_hook
+from steerlab.runtime.step import Step, running
+from steerlab.steering.positions.rows import RowPositions
 
 # Where the key-value cache of HookedTransformer is: in 3.x, and in 2.x.
 CACHES = [
@@ -54,8 +54,8 @@ def legacy_rows(
 
 @contextmanager
 def _attached(model: Any, hooks: Sequence[HookPair]) -> Iterator[None]:
-    checked = [(name, keeping_form(function)) for name, function in hooks]
-    with alone(model), all_heard(checked) as listening, model.hooks(fwd_hooks=listening):
+    checked = [(name, same_shape_hook(function)) for name, function in hooks]
+    with alone(model), require_fired(checked) as listening, model.hooks(fwd_hooks=listening):
         yield
 
 

@@ -1,5 +1,6 @@
 """Loading a model as a LensEngine."""
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.core.numbers import check_integer
 from steerlab.engines.lens.engine import LensEngine
+from steerlab.engines.lens.unhooked_model import shallow_copy
 from steerlab.models import resolve
+from steerlab.runtime.shared_weights import HoldsModel
 
 _DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
@@ -29,14 +32,17 @@ def load(
     """A model on TransformerLens, ready to generate, score and capture.
 
     Args:
-        model: an alias (`smollm2-135m`), a model directory, a hub id, or a loaded TransformerBridge, which is used as
-            it is.
+        model: an alias (`smollm2-135m`), a model directory, a hub id, or a model in memory, whose weights are shared
+            and not copied: a loaded TransformerBridge, which is used as it is; a Hugging Face causal language model; a
+            `SequenceProcessor`; or another engine. The Hugging Face model's own modules stay as they are. Dtype and
+            placement are those it has.
         dtype: of weights and activations: `float32`, `bfloat16`, `float16` or `float64`.
         device: where to put the model; by default the first GPU, else the CPU.
         n_devices: spread the layers over this many GPUs.
         device_map: or place them yourself, as in Hugging Face's `from_pretrained`.
         revision: branch, tag or commit, for a hub id.
-        tokenizer: by default the model's own; for a loaded bridge, whose tokenizer TransformerLens has changed, it is
+        tokenizer: by default the model's own; for a Hugging Face model in memory, it is read from where the model came
+            from; for a loaded bridge, whose tokenizer TransformerLens has changed, it is
             read again from where it came from.
         batch_tokens: tokens per forward pass, padding included; lower it if memory is short.
 
@@ -49,6 +55,10 @@ def load(
     """
     if model is None:
         raise InputError("load takes a model's name, a directory or a TransformerBridge, got None.")
+    if isinstance(model, HoldsModel):
+        return _share(model.plain_model(), tokenizer or model.tokenizer, batch_tokens)
+    if hasattr(model, "get_output_embeddings") and not hasattr(model, "original_model"):
+        return _share(model, tokenizer, batch_tokens)
     if not isinstance(model, str | Path):
         return LensEngine(model, tokenizer or _tokenizer_of(model), batch_tokens=batch_tokens)
     placement = _placement(device, n_devices, device_map)
@@ -74,6 +84,39 @@ def load(
         revision=found.revision,
         batch_tokens=batch_tokens,
     )
+
+
+def _share(model: Any, tokenizer: Any, batch_tokens: int) -> LensEngine:
+    """An engine on the weights of a Hugging Face model in memory.
+
+    TransformerLens puts wrappers into the model that it is given, and a BOS into the tokenizer: both get copies, of
+    modules that hold the same parameters.
+    """
+    from transformer_lens.model_bridge import TransformerBridge
+
+    logging.getLogger("transformer_lens").setLevel(logging.ERROR)
+    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    tokenizer = tokenizer or _tokenizer_from(name)
+    try:
+        bridge = TransformerBridge.boot_transformers(
+            name, hf_model=shallow_copy(model), tokenizer=copy.deepcopy(tokenizer), dtype=model.dtype
+        )
+    except Exception as error:  # whatever the library raises over a family that it does not know
+        raise InputError(
+            f"{type(model).__name__} cannot run on TransformerLens: {type(error).__name__}: {error}. Check that "
+            "TransformerLens supports its family."
+        ) from error
+    bridge.eval()
+    engine = LensEngine(bridge, tokenizer, name=name, batch_tokens=batch_tokens)
+    engine._given = model
+    return engine
+
+
+def _tokenizer_from(source: str) -> Any:
+    try:
+        return _read_tokenizer(source)
+    except (OSError, ValueError) as error:
+        raise InputError(f"The model's tokenizer cannot be read from {source!r}; pass tokenizer=.") from error
 
 
 def _read_tokenizer(source: str) -> Any:

@@ -19,9 +19,8 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Inherited, Receipt, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
-from steerlab.core.shipped import reference_text
 from steerlab.core.stopping import stop_strings
-from steerlab.core.text import Boundary, PromptLike, encode_prompt
+from steerlab.core.text import Boundary, PromptLike
 from steerlab.engines.vllm.client.build_receipts import receipts_of
 from steerlab.engines.vllm.client.capturing import CaptureCall
 from steerlab.engines.vllm.client.compiled_plan import wired_layer
@@ -39,13 +38,11 @@ from steerlab.engines.vllm.patches.versions import require_vllm
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
+from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
 from steerlab.steering.plan_assignment import PlanArgument
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
-
-REFERENCE_WINDOW = 256
-
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
@@ -120,7 +117,7 @@ class VLLMEngine:
         wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
         self.config = SteeringConfig(tuple(wired), max_directions, max_runs, capture_tokens, score_bytes)
         self.tokenizer: Any = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
-        self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", REFERENCE_WINDOW))
+        self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
         self._eos_ids = eos_token_ids(self.tokenizer, hf_config, found.path)
         parallel = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
         arguments = {"dtype": "auto" if dtype is None else str(dtype).removeprefix("torch."), "seed": seed}
@@ -415,16 +412,14 @@ class VLLMEngine:
     def _measure_norm(self, point: HookPoint) -> float:
         if self.tokenizer is None:
             raise InputError("A dose is measured on text, and this engine has no tokenizer; give coef= instead.")
-        ids = encode_prompt(self.tokenizer, reference_text(), d_vocab=self.info.d_vocab).token_ids
-        width = min(REFERENCE_WINDOW, self._own_context)
+        width = window_width(self._own_context)
         if width + 1 > self.info.context_length:
             raise InputError(
                 f"A dose is measured in windows of {width} tokens, and vLLM adds one: start the engine with "
                 f"max_model_len ≥ {width + 1} (it is {self.info.context_length}), or give coef= instead of dose=."
             )
-        windows = [list(ids[start : start + width]) for start in range(0, len(ids), width)]
-        whole = [window for window in windows if len(window) > 1]
-        found = self._capture(whole, point.layer, point.site, ~index_positions(0))
+        windows = reference_windows(self.tokenizer, self.info.d_vocab, self._own_context)
+        found = self._capture(windows, point.layer, point.site, ~index_positions(0))
         return float(found[point.layer].norm(dim=-1).median())
 
     def _tools(self) -> tuple[Encoder, Planner]:

@@ -11,9 +11,9 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Generations
 from steerlab.core.text import PromptLike
 from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
-from steerlab.steering import where
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import where
 from steerlab.steering.positions.sets import Where
 from steerlab.steering.row_values import row_of
 from steerlab.steering.vectors import SteeringVector

@@ -1,6 +1,6 @@
 """Plots. Each function takes `ax=` and returns the axes, and `describe_…` says the same finding in a sentence.
 
-Colours are safe for the colour-blind and survive grey print; a new figure is one column of a paper wide.
+Colours are safe for the colour-blind and remain distinct in grey print; a new figure is one column of a paper wide.
 """
 
 from steerlab.experiment.plots.cost import describe_cost, plot_cost
@@ -18,13 +18,14 @@ from steerlab.experiment.plots.geometry import (
 from steerlab.experiment.plots.item_slopes import describe_item_slopes, plot_item_slopes
 from steerlab.experiment.plots.layer_dose import describe_layer_dose, plot_layer_dose
 from steerlab.experiment.plots.null_slopes import describe_null_slopes, plot_null_slopes
-from steerlab.experiment.plots.style import axis_label, new_axes, style
+from steerlab.experiment.plots.style import new_axes, style
 from steerlab.experiment.plots.token_differences import (
     describe_token_differences,
     plot_token_differences,
     token_differences_html,
     token_frame,
 )
+from steerlab.experiment.wording import axis_label
 
 __all__ = [
     "axis_label",

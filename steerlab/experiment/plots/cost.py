@@ -1,23 +1,22 @@
 """Cost: what steering does to the perplexity of ordinary text."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from steerlab.experiment.plots.dose_figures import DoseFigures
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import AGAINST, REAL
 from steerlab.experiment.plots.ratios import ratio_axis
-from steerlab.experiment.plots.style import dose_axis, new_axes, number, styled
-
-if TYPE_CHECKING:
-    from steerlab.experiment.effect import Effect
+from steerlab.experiment.plots.style import dose_axis, new_axes, styled
+from steerlab.experiment.wording import number
 
 _INTERVAL = ("ppl_ratio_low", "ppl_ratio_high")
 
 
 @styled
-def plot_cost(effect: "Effect", ax: Axes | None = None) -> Axes:
+def plot_cost(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     """Perplexity of neutral text per dose, as a multiple of the unsteered model's, with the bound of the fit.
 
     Args:
@@ -42,7 +41,7 @@ def plot_cost(effect: "Effect", ax: Axes | None = None) -> Axes:
     return ax
 
 
-def describe_cost(effect: "Effect") -> str:
+def describe_cost(effect: DoseFigures) -> str:
     """What the doses cost, in a sentence."""
     cost: Any = effect.cost
     bound, worst = effect.settings.max_ppl_ratio, cost.loc[cost.ppl_ratio.idxmax()]

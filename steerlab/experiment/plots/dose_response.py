@@ -1,24 +1,23 @@
 """Dose-response: the metric at each dose, with its interval and the band of each null family."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from steerlab.experiment.plots.dose_figures import DoseFigures
 from steerlab.experiment.plots.palette import FAMILIES, REAL
-from steerlab.experiment.plots.style import dose_axis, legend_below, metric_label, new_axes, number, styled
+from steerlab.experiment.plots.style import dose_axis, legend_below, new_axes, styled
+from steerlab.experiment.wording import metric_label, number
 from steerlab.measures.intervals import cluster_bootstrap_mean
-
-if TYPE_CHECKING:
-    from steerlab.experiment.effect import Effect
 
 _BANDS = ("random", "shuffled")
 _RESAMPLES = 1000
 
 
 @styled
-def plot_dose_response(effect: "Effect", ax: Axes | None = None) -> Axes:
+def plot_dose_response(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     """Mean metric over items per dose with a bootstrap interval, and the range of each null family's means.
 
     Null bands span the means of all draws at the doses they ran at, and the unsteered mean at 0; between those doses
@@ -53,7 +52,7 @@ def plot_dose_response(effect: "Effect", ax: Axes | None = None) -> Axes:
     return ax
 
 
-def null_band(effect: "Effect", family: str) -> pd.DataFrame:
+def null_band(effect: DoseFigures, family: str) -> pd.DataFrame:
     """Smallest and largest mean over items, among the draws of a null family.
 
     Returns:
@@ -71,7 +70,7 @@ def null_band(effect: "Effect", family: str) -> pd.DataFrame:
     return pd.concat([band, origin]).sort_values("dose", ignore_index=True)
 
 
-def describe_dose_response(effect: "Effect") -> str:
+def describe_dose_response(effect: DoseFigures) -> str:
     """What the dose-response shows, in a sentence."""
     table, _ = _by_item(effect)
     first, last = table.columns.min(), table.columns.max()
@@ -86,7 +85,7 @@ def describe_dose_response(effect: "Effect") -> str:
     return f"{moved}; slope {_slope(effect)} per unit of {effect.settings.axis}."
 
 
-def _by_item(effect: "Effect") -> tuple[Any, list[str]]:
+def _by_item(effect: DoseFigures) -> tuple[Any, list[str]]:
     """The vector's metric, a row per item and a column per dose, and the items' groups."""
     real: Any = effect.rows[effect.rows.family == "vector"]
     table = real.groupby(["item", "dose"]).value.mean().unstack("dose")
@@ -106,10 +105,10 @@ def _band(ax: Axes, band: Any, family: str) -> None:
     ax.plot(band.dose, band.high, color=colour, linewidth=1, linestyle="--")
 
 
-def _title(effect: "Effect") -> str:
+def _title(effect: DoseFigures) -> str:
     return f"Slope {_slope(effect)}" if np.isfinite(effect.slope) else "No slope: too few doses within the bound"
 
 
-def _slope(effect: "Effect") -> str:
+def _slope(effect: DoseFigures) -> str:
     slope, low, high = (number(value, "+.2f") for value in (effect.slope, *effect.ci))
     return f"{slope} [{low}, {high}]"

@@ -9,7 +9,8 @@ from matplotlib.ticker import MaxNLocator
 
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import BASE, INK, REAL
-from steerlab.experiment.plots.style import new_axes, number, styled
+from steerlab.experiment.plots.style import new_axes, styled
+from steerlab.experiment.wording import number
 
 _UNSMOOTHED_UP_TO = 80
 _SHARE = (5, 2)

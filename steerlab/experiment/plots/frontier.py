@@ -10,7 +10,8 @@ from matplotlib.patheffects import withStroke
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import AGAINST, REAL
 from steerlab.experiment.plots.ratios import ratio_axis
-from steerlab.experiment.plots.style import legend_below, metric_label, new_axes, number, styled, zero_line
+from steerlab.experiment.plots.style import legend_below, new_axes, styled, zero_line
+from steerlab.experiment.wording import metric_label, number
 
 
 @styled

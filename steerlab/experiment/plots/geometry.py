@@ -11,7 +11,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from steerlab.core.errors import DataError
 from steerlab.experiment.plots.palette import BASE, DIVERGING, REAL
-from steerlab.experiment.plots.style import legend_below, new_axes, number, styled
+from steerlab.experiment.plots.style import legend_below, new_axes, styled
+from steerlab.experiment.wording import number
 
 if TYPE_CHECKING:
     from steerlab.steering.vectors import SteeringVector

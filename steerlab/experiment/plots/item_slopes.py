@@ -1,31 +1,20 @@
-"""Per-item slopes: whom the vector moves, and whom it moves the wrong way."""
-
-from typing import TYPE_CHECKING
+"""Per-item slopes: items that move as intended, and items that move the other way."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from steerlab.experiment.plots.dose_figures import DoseFigures
 from steerlab.experiment.plots.palette import AGAINST, REAL
-from steerlab.experiment.plots.style import (
-    legend_below,
-    new_axes,
-    nothing_to_draw,
-    number,
-    slope_label,
-    styled,
-    zero_line,
-)
-
-if TYPE_CHECKING:
-    from steerlab.experiment.effect import Effect
+from steerlab.experiment.plots.style import legend_below, new_axes, nothing_to_draw, styled, zero_line
+from steerlab.experiment.wording import number, slope_label
 
 _VECTOR_DOTS = 500
 _NO_SLOPES = "No slopes: fewer than two doses stay\nwithin the cost bound."
 
 
 @styled
-def plot_item_slopes(effect: "Effect", ax: Axes | None = None) -> Axes:
+def plot_item_slopes(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     """Every item's own slope, sorted, with the mean and its interval; anti-steerable items are hollow.
 
     Args:
@@ -62,7 +51,7 @@ def plot_item_slopes(effect: "Effect", ax: Axes | None = None) -> Axes:
     return ax
 
 
-def describe_item_slopes(effect: "Effect") -> str:
+def describe_item_slopes(effect: DoseFigures) -> str:
     """What the items' slopes show, in a sentence."""
     slopes = effect.item_slopes.slope
     if not np.isfinite(slopes).all():
@@ -73,5 +62,5 @@ def describe_item_slopes(effect: "Effect") -> str:
     )
 
 
-def _share(effect: "Effect") -> str:
+def _share(effect: DoseFigures) -> str:
     return f"{effect.anti_steerable * 100:.0f} %"

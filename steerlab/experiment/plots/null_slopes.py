@@ -1,19 +1,18 @@
 """Null slopes: the vector among directions that should do nothing."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from steerlab.experiment.plots.dose_figures import DoseFigures
 from steerlab.experiment.plots.palette import FAMILIES, INK, REAL
-from steerlab.experiment.plots.style import new_axes, nothing_to_draw, number, slope_label, styled, zero_line
-
-if TYPE_CHECKING:
-    from steerlab.experiment.effect import Effect
+from steerlab.experiment.plots.style import new_axes, nothing_to_draw, styled, zero_line
+from steerlab.experiment.wording import number, slope_label
 
 
 @styled
-def plot_null_slopes(effect: "Effect", ax: Axes | None = None) -> Axes:
+def plot_null_slopes(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     """The slope of every control draw, a row per family, beside the real one, all over the same two doses.
 
     Ranks count draws on both sides, beyond either dashed line. A row's label says how many draws, and their rank.
@@ -46,7 +45,7 @@ def plot_null_slopes(effect: "Effect", ax: Axes | None = None) -> Axes:
     return ax
 
 
-def describe_null_slopes(effect: "Effect") -> str:
+def describe_null_slopes(effect: DoseFigures) -> str:
     """How the vector stands among its nulls, in a sentence per family."""
     if not np.isfinite(effect.rank_slope):
         return "Nothing is ranked: fewer than two doses stay within the cost bound."
@@ -63,14 +62,14 @@ def describe_null_slopes(effect: "Effect") -> str:
     return f"The vector's slope is {number(effect.rank_slope, '+.2f')}. Of the controls, in size: {found}."
 
 
-def _row_label(effect: "Effect", family: str) -> str:
+def _row_label(effect: DoseFigures, family: str) -> str:
     count = int((effect.null_slopes.family == family).sum())
     name = FAMILIES[family][1]
     rank = effect.null_ranks.get(family, np.nan)
     return f"{count} {name}\nrank {rank:.3f}" if np.isfinite(rank) else f"{name}\nnot ranked"
 
 
-def _title(effect: "Effect") -> str:
+def _title(effect: DoseFigures) -> str:
     worst = effect.null_rank
     return f"Worst null rank {worst:.3f}" if np.isfinite(worst) else "Against the nulls: none is ranked"
 

@@ -1,8 +1,10 @@
-"""Colours by role. Roles that meet in one plot differ in luminance, so they survive colour blindness and grey print."""
+"""Colours by role. Roles that meet in one plot differ in luminance: for the colour-blind, and for grey print."""
 
 from typing import Final
 
 from matplotlib.colors import LinearSegmentedColormap
+
+from steerlab.experiment.wording import CONTROL_NAMES
 
 REAL: Final = "#00457A"
 """The vector under test, and the steered arm."""
@@ -26,9 +28,8 @@ INK: Final = "#222222"
 """Zero lines, and text inside a plot."""
 
 FAMILIES: Final = {
-    "random": (RANDOM, "random directions"),
-    "shuffled": (FLIPS, "label flips"),
-    "wrong_layer": (ELSEWHERE, "wrong layer"),
+    family: (colour, CONTROL_NAMES[family])
+    for family, colour in (("random", RANDOM), ("shuffled", FLIPS), ("wrong_layer", ELSEWHERE))
 }
 """Control family → its colour and its name."""
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from importlib.resources import files
-from typing import Final, ParamSpec, SupportsFloat
+from typing import Final, ParamSpec
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+
+from steerlab.experiment.wording import axis_label, number
 
 Options = ParamSpec("Options")
 
@@ -17,7 +19,6 @@ COLUMN: Final = 3.5
 """Width of one column of a paper, in inches; the width of every figure made here."""
 
 MAX_TICKS: Final = 9
-_METRICS: Final = {"log_prob_margin": "log-prob margin (nats)", "choice_prob": "p of the positive targets"}
 
 
 @contextmanager
@@ -50,31 +51,6 @@ def new_axes(ax: Axes | None, width: float = COLUMN, height: float = 2.7) -> Axe
         return ax
     with style():
         return plt.subplots(figsize=(width, height))[1]
-
-
-def number(value: SupportsFloat, pattern: str = "g") -> str:
-    """A number with a true minus sign.
-
-    Examples:
-        >>> number(-0.25), number(3.14159, "+.2f")
-        ('−0.25', '+3.14')
-    """
-    return format(value if isinstance(value, int) else float(value), pattern).replace("-", "−")
-
-
-def axis_label(axis: str) -> str:
-    """What a strength axis shows, for `dose` or `scale`."""
-    return "dose (median residual norms)" if axis == "dose" else "scale (multiples of the plan)"
-
-
-def slope_label(axis: str) -> str:
-    """What a slope is measured in."""
-    return f"slope (per unit of {axis})"
-
-
-def metric_label(metric: str) -> str:
-    """A metric's name with its unit, as far as it is one of ours."""
-    return _METRICS.get(metric, metric.replace("_", " "))
 
 
 def dose_axis(ax: Axes, axis: str, doses: np.ndarray) -> None:

@@ -18,7 +18,8 @@ from steerlab.core.results import Score
 from steerlab.core.spelling import token_text
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import INK, PALE
-from steerlab.experiment.plots.style import COLUMN, new_axes, number, styled
+from steerlab.experiment.plots.style import COLUMN, new_axes, styled
+from steerlab.experiment.wording import number
 
 _SIZE: Final = 7.0
 _ADVANCE, _LEADING = 0.602 * _SIZE, 1.75 * _SIZE
@@ -81,7 +82,7 @@ def token_frame(base: Score, steered: Score, tokenizer: Any) -> pd.DataFrame:
 def plot_token_differences(frame: pd.DataFrame, ax: Axes | None = None, *, limit: float | None = None) -> Axes:
     """The text itself, each token on a ground that says how much likelier (blue) or less likely (orange) it became.
 
-    Tokens that became less likely are underlined too, so that the sign survives grey print. The whole text is drawn; a
+    Tokens that became less likely are underlined too, which shows the sign in grey print. The whole text is drawn; a
     new figure is as tall as it needs. Characters that the font lacks are drawn as �; `token_differences_html` has them.
 
     Args:

@@ -5,7 +5,7 @@ from collections import Counter
 from functools import singledispatch
 from pathlib import Path
 
-from steerlab.experiment.report.blocks import (
+from steerlab.experiment.blocks import (
     Bullets,
     Completions,
     Document,

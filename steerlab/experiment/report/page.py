@@ -8,7 +8,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from steerlab.experiment.report.blocks import Document
+from steerlab.experiment.blocks import Document
 
 
 def html_page(document: Document) -> str:

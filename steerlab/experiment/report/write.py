@@ -1,28 +1,27 @@
 """Writing a report by the suffix of its path."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from steerlab.core.errors import InputError
 from steerlab.core.files import write_atomic
+from steerlab.experiment.blocks.material import Material
+from steerlab.experiment.measurements.confirmation import all_looks
 from steerlab.experiment.report.document import document
 from steerlab.experiment.report.markdown import markdown, picture_folder
-from steerlab.experiment.report.material import Material
 from steerlab.experiment.report.page import html_page
-from steerlab.experiment.results import Results
+from steerlab.experiment.store.results import Results
+from steerlab.experiment.store.run import Run
 from steerlab.steering.vectors import SteeringVector
 
-if TYPE_CHECKING:
-    from steerlab.experiment.experiment import Experiment
 
-
-def write_report(experiment: "Experiment", path: str | Path) -> Path:
-    """Writes everything an experiment found so far.
+def write_material(material: Material, path: str | Path) -> Path:
+    """Writes a report.
 
     Args:
-        experiment: the experiment; its model is not needed.
+        material: what it shows.
         path: `….html` for one self-contained page; `….md` for Markdown, with pictures in the folder `…_files`.
 
     Returns:
@@ -31,11 +30,6 @@ def write_report(experiment: "Experiment", path: str | Path) -> Path:
     Raises:
         InputError: for another suffix.
     """
-    return write_material(material_of(experiment), path)
-
-
-def write_material(material: Material, path: str | Path) -> Path:
-    """Writes a report of material that need not come from an experiment; see `write_report`."""
     path = Path(path)
     if path.suffix.lower() in (".html", ".htm"):
         return write_atomic(path, html_page(document(material)))
@@ -47,30 +41,21 @@ def write_material(material: Material, path: str | Path) -> Path:
     raise InputError(f"A report is written as .html or .md; {path.name!r} is neither.")
 
 
-def material_of(experiment: "Experiment") -> Material:
-    """What an experiment has found, as a report takes it.
+def material_of(run: Run) -> Material:
+    """What a run has found, as a report takes it.
 
     Where a frame of `entropy` has the column `token` (the tokens' text), its first text is shown token by token.
     """
-    results, stated = experiment.results, experiment.configuration()
+    results, session = run.results, run.session
+    stated = session.stated()
     return Material(
-        name=experiment.name,
-        seed=experiment.seed,
-        effects=experiment.effects,
-        vectors=results.vectors,
+        session.name,
+        session.seed,
         used=_used_otherwise(results),
-        costs=results.costs,
-        entropies=results.entropies,
-        generations=results.generations,
         token_texts=[_first_text(frame) for frame in results.entropies if "token" in frame.columns],
-        selfchecks=results.selfchecks,
-        selections=results.selections,
-        confirmations=results.confirmations,
-        looks=experiment.looks,
-        parities=results.parities,
-        interactions=results.interactions,
-        transfers=results.transfers,
-        facts={"experiment": experiment.name} | {key: stated[key] for key in ("backend", "dtype", "seed")},
+        looks=all_looks(run),
+        facts={"experiment": session.name} | {key: stated[key] for key in ("backend", "dtype", "seed")},
+        results=results.by_attribute() | {"effects": [effect for effect, _ in results.effects]},
     )
 
 

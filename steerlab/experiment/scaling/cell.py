@@ -2,31 +2,30 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
 
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError, ModelNotFoundError
 from steerlab.core.hashing import content_hash
-from steerlab.core.pairs import ContrastPairs
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
-from steerlab.experiment.cells import Cell, StoredCell
-from steerlab.experiment.controls import Controls, check_pairs
-from steerlab.experiment.effect import Effect, EffectSettings
-from steerlab.experiment.fingerprint import engine_versions, numeric_options
-from steerlab.experiment.metrics import Metric, find_metric, metric_identity
-from steerlab.experiment.session import plain_option
-from steerlab.experiment.sweep import ROW_COLUMNS, check_doses
+from steerlab.experiment.experiment import Experiment
+from steerlab.experiment.measurements.checks import check_doses
+from steerlab.experiment.measurements.controls import Controls, check_pairs
+from steerlab.experiment.measurements.effect.result import Effect, EffectSettings
+from steerlab.experiment.measurements.effect.rows import ROW_COLUMNS
+from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
+from steerlab.experiment.store.cells import Cell, StoredCell
+from steerlab.experiment.store.fingerprint import engine_versions, numeric_options
+from steerlab.experiment.store.session import plain_option
 from steerlab.models import resolve, weights_hash
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.where import Where
 from steerlab.steering.vectors import SteeringVector
-from steerlab.steering.where import Where
-
-if TYPE_CHECKING:
-    from steerlab.experiment.experiment import Experiment
 
 KIND = "sweep"
 CELL_COLUMNS = [*ROW_COLUMNS, "ppl_ratio"]
@@ -101,7 +100,7 @@ class VectorRecipe:
         read = None if self.read is None else self.read.to_json()
         return {"pairs": pairs, "layer": self.layer, "method": self.method, "site": self.site, "read": read}
 
-    def made(self, experiment: "Experiment") -> SteeringVector:
+    def made(self, experiment: Experiment) -> SteeringVector:
         """The vector itself."""
         if self.vector is not None or self.pairs is None:
             assert self.vector is not None
@@ -115,10 +114,10 @@ class SweepCell:
     """An experiment in small: a vector is made, its plan measured at some doses, and against controls.
 
     Attributes:
-        settings: what tells this cell from the others of a sweep, by name; the leading columns of its rows.
+        settings: what distinguishes this cell in its sweep, by name; the leading columns of its rows.
         engine: what runs it.
         vector: where the vector comes from.
-        make: makes the plan at scale 1 from the vector. It must survive pickling to run in another process.
+        make: makes the plan at scale 1 from the vector. It must be picklable to run in another process.
         targets: items it is measured on.
         doses: at least two, as for `Experiment.effect`.
         controls: control arms.
@@ -180,11 +179,9 @@ class SweepCell:
             engine_hash: hash of what it computes with.
 
         Returns:
-            A row per arm, dose and item: the columns of `steerlab.experiment.sweep.ROW_COLUMNS`, and `ppl_ratio` of
-            the dose (NaN for control arms, whose cost is not measured); and what an `Effect` is made of besides.
+            A row per arm, dose and item: the columns `ROW_COLUMNS` of an effect's rows, and `ppl_ratio` of the dose
+            (NaN for control arms, whose cost is not measured); and what an `Effect` is made of besides.
         """
-        from steerlab.experiment.experiment import Experiment
-
         experiment = Experiment(KIND, engine, seed=self.seed, root=None)
         effect = experiment.effect(
             self.make(self.vector.made(experiment)),

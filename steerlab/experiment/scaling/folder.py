@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core.errors import RunError
-from steerlab.core.files import write_atomic
-from steerlab.experiment.cells import Cell, StoredCell, unpack
-from steerlab.experiment.locking import RunLock
-from steerlab.experiment.run_folder import RUN_FILE, RunFolder, read_bytes, refuse_foreign
+from steerlab.core.files import remove_leftovers, write_atomic
 from steerlab.experiment.scaling.cell import KIND
 from steerlab.experiment.scaling.worker import Outcome
-from steerlab.experiment.storage import json_text
+from steerlab.experiment.store.cells import Cell, StoredCell, unpack
+from steerlab.experiment.store.frames import json_text
+from steerlab.experiment.store.locking import RunLock
+from steerlab.experiment.store.run_folder import RUN_FILE, RunFolder, read_bytes, refuse_foreign
 
 SWEEP_FILE = "sweep.json"
 ROWS_FILE = "sweep.parquet"
@@ -52,7 +52,8 @@ class SweepFolder:
         try:
             if overwrite and not (path / SWEEP_FILE).exists():
                 refuse_foreign(self._folder)
-            self._folder.mend()
+            self._folder.repair(SWEEP_FILE, ROWS_FILE, SUMMARY_FILE)
+            remove_leftovers(path / ERRORS, "*.json")
             if overwrite:
                 self.clear()
         except BaseException:

@@ -12,11 +12,11 @@ from tqdm.auto import tqdm
 
 from steerlab.core.errors import InputError
 from steerlab.core.hashing import content_hash
-from steerlab.experiment.cells import StoredCell
-from steerlab.experiment.comparisons import with_comparisons
+from steerlab.experiment.measurements.effect.comparisons import with_comparisons
 from steerlab.experiment.scaling.cell import SweepCell, effect_of
 from steerlab.experiment.scaling.folder import ROWS_FILE, SweepFolder, joined
 from steerlab.experiment.scaling.worker import Outcome, SweepCheck, Task, Worker
+from steerlab.experiment.store.cells import StoredCell
 
 Run = Callable[[Sequence[Task], SweepCheck], Generator[Outcome, None, None]]
 FIGURES: Final = ["slope", "low", "high", "curvature", "anti_steerable", "collapse_dose", "null_rank", "adjusted_rank"]
@@ -87,8 +87,8 @@ def run_sweep(
 ) -> SweepResult:
     """Measures the cells of a sweep that are not finished yet, and writes all of them as one frame.
 
-    Every finished cell is written at once; a sweep that was killed goes on where it stopped, and one that was extended
-    measures what is new. A cell that fails is recorded, and tried again by the next run; the others go on.
+    Every finished cell is written at once; a killed sweep continues where it stopped, and an extended one measures what
+    is new. A cell that fails is recorded, and tried again by the next run; the others continue.
 
     Args:
         cells: the cells, in the order of the frame; all with the same names in `settings`.

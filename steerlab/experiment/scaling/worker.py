@@ -6,16 +6,13 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from steerlab.core.errors import EngineError
-from steerlab.experiment.cells import Cell, pack
+from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.scaling.cell import EngineRecipe, SweepCell
-
-if TYPE_CHECKING:
-    from steerlab.experiment.experiment import Experiment
+from steerlab.experiment.store.cells import Cell, pack
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class Worker:
         return f"{socket.gethostname()}:{os.getpid()}"
 
     def run(self, task: Task) -> Outcome:
-        """Measures a cell; whatever goes wrong in it becomes part of the outcome, so that others go on."""
+        """Measures a cell; whatever goes wrong in it becomes part of the outcome, so that others continue."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             try:
@@ -113,7 +110,7 @@ class Worker:
         rows, about = task.work.measure(owner.engine, engine_hash)
         return pack(Cell(task.cell.kind, task.cell.what, about), engine_hash, rows)
 
-    def _engine_of(self, recipe: EngineRecipe) -> "Experiment":
+    def _engine_of(self, recipe: EngineRecipe) -> Experiment:
         """The running engine of a recipe; one that could not start is not tried again for the next cell."""
         if self._name != recipe.name:
             self.close()
@@ -128,9 +125,7 @@ class Worker:
         return self._owner
 
 
-def _start(recipe: EngineRecipe, check: SweepCheck) -> "Experiment":
-    from steerlab.experiment.experiment import Experiment
-
+def _start(recipe: EngineRecipe, check: SweepCheck) -> Experiment:
     owner = Experiment("sweep", recipe.model, backend=recipe.backend, root=None, **recipe.options)
     try:
         owner.engine  # noqa: B018  loads it

@@ -1,4 +1,4 @@
-"""Reading the bytes of a GGUF file that nobody vouches for.
+"""Parses the bytes of an untrusted GGUF file.
 
 The `gguf` package's reader is made for files one trusts: it builds Python objects for as many array elements as a file
 claims to have. Here every length is checked against the bytes that are there before anything is made of it.

@@ -76,7 +76,7 @@ class LowRankIntervention:
     kind: str = "loreft"
 
     def addition(self) -> SteeringVector:
-        """Rᵀ b, which a `lobireft` adds: `sl.Plan(sl.add(x.addition(), coef=1.0))` is all it does.
+        """Rᵀ b, which a `lobireft` adds: `sl.Plan(sl.add(x.addition(), coef=1.0))` is equivalent.
 
         Raises:
             PlanError: for another kind, which sets projections.
@@ -87,7 +87,7 @@ class LowRankIntervention:
         return self.directions[0].with_values(torch.tensor(self.values) @ rows, method=self.kind)
 
     def settings(self) -> list[tuple[SteeringVector, float]]:
-        """Each direction with its value; `sl.Plan(*(sl.set(v, value) for v, value in x.settings()))` is all it does.
+        """Each direction with its value; `sl.Plan(*(sl.set(v, value) for v, value in x.settings()))` is equivalent.
 
         Raises:
             PlanError: if the targets follow the stream, which no `set` states, or the vector is added.
@@ -143,7 +143,7 @@ def import_loreft(
 
 
 def _told_apart(path: str | Path, tensors: dict[str, Tensor], kind: str | None) -> tuple[dict[str, Tensor], str]:
-    """The tensors with Rᵀ worked out of its parametrisation, and which intervention they are."""
+    """The tensors with Rᵀ computed from its parametrisation, and which intervention they are."""
     kept = {name: tensor for name, tensor in tensors.items() if name not in _SIZES}
     if any(name.startswith("proj_layer.") for name in kept):
         raise VectorFileError(f"{path} holds a NoReFT or NodiReFT intervention, whose rows are not orthonormal.")
@@ -169,7 +169,7 @@ def _told_apart(path: str | Path, tensors: dict[str, Tensor], kind: str | None) 
 
 
 def _stated_kind(path: str | Path) -> str | None:
-    """What the configuration that pyreft writes beside its files says, if it says one thing of all of them."""
+    """The intervention that pyreft's configuration beside the file names, if it names one for all files."""
     config = Path(path).parent / "config.json"
     try:
         if config.stat().st_size > _MAX_CONFIG:
@@ -183,7 +183,7 @@ def _stated_kind(path: str | Path) -> str | None:
 
 
 def _orthogonal(path: str | Path, original: Tensor, base: Tensor | None) -> Float[Tensor, "d_model r"]:
-    """Rᵀ, as `torch.nn.utils.parametrizations.orthogonal` makes it of what it keeps: reflections of a base."""
+    """Rᵀ from the stored tensors, as `torch.nn.utils.parametrizations.orthogonal` does: reflections of a base."""
     width, rank = original.shape if original.ndim == 2 else (0, 0)
     if not 1 <= rank < width or base is None or base.shape != (width, width):
         shapes = [list(original.shape), None if base is None else list(base.shape)]

@@ -1,13 +1,13 @@
-"""What a plan adds to the stream, for formats that know vectors only."""
+"""The vectors that a plan adds to the stream, for formats that store nothing else."""
 
 import torch
 from torch import Tensor
 
 from steerlab.core.errors import VectorFileError
 from steerlab.core.hook_points import HookPoint
-from steerlab.steering import where as positions
-from steerlab.steering.edit import Edit
+from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions import where as positions
 from steerlab.steering.vectors import SteeringVector, VectorSet
 
 
@@ -51,7 +51,7 @@ def _addition(edit: Edit) -> Tensor:
 
 
 def _problem(edit: Edit) -> str | None:
-    """What the file could not state about an edit."""
+    """What a file of vectors cannot state about an edit; None if it can state all."""
     if edit.operator.to_json().get("kind") != "add":
         return "is not an add"
     if edit.where.to_json() != positions.all().to_json():

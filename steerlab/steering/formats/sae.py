@@ -7,7 +7,7 @@ at the autoencoder's hook point is turning the feature up. Two layouts are read:
   model, at its top or under `metadata`; a transcoder's rows belong where it writes (`hook_name_out`).
 * **Gemma Scope**: one `params.npz` with the array `W_dec`. It states neither hook point nor model: pass them.
 
-Only the rows asked for are read, whatever the size of the file.
+Only the requested rows are read, whatever the size of the file.
 """
 
 import json
@@ -46,7 +46,7 @@ class _Origin:
 def import_sae(
     path: str | Path, features: Sequence[int], *, hook_point: str | None = None, model: str | None = None
 ) -> list[SteeringVector]:
-    """The decoder rows of some features, at the autoencoder's hook point, in the order asked for.
+    """The decoder rows of some features, at the autoencoder's hook point, in the requested order.
 
     Args:
         path: a SAELens folder, or a Gemma Scope `params.npz`.

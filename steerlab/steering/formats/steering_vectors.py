@@ -1,4 +1,4 @@
-"""The `SteeringVector` objects of the `steering-vectors` package, taken and given as arrays.
+"""Imports and exports `SteeringVector` objects of the `steering-vectors` package.
 
 Such an object has `layer_activations`, a dictionary from layer number to tensor `[d_model]`, and `layer_type`. The
 package is not imported: anything with these two attributes is read.
@@ -17,7 +17,7 @@ from steerlab.core.errors import VectorFileError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import as_integer, shown
 from steerlab.steering.files import as_vector_set, usable_vector
-from steerlab.steering.rows import row_of, shape_of
+from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 _SITES: Final = {"decoder_block": "resid_post", "self_attn": "attn_out", "mlp": "mlp_out"}

@@ -23,7 +23,7 @@ from steerlab.core.files import write_atomic
 from steerlab.core.hook_points import HookPoint, check_site
 from steerlab.core.numbers import Integer, plain
 from steerlab.steering.files import as_vector_set, checked_size, usable_vector
-from steerlab.steering.rows import row_of
+from steerlab.steering.row_values import row_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 BARE: Final = ""

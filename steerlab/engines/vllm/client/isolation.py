@@ -15,10 +15,10 @@ from steerlab.engines.vllm.client.ready_plans import ReadyPlan
 from steerlab.engines.vllm.client.requests import ONE_TOKEN, Request
 from steerlab.engines.vllm.client.run_requests import run_requests
 from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.steering import where
 from steerlab.steering.operators import ablate
 from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.steering.positions import where
 from steerlab.steering.vectors import SteeringVector
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError
-from steerlab.steering import where as positions
+from steerlab.steering.positions import where as positions
 from steerlab.steering.positions.sets import Ids
 from steerlab.steering.positions.where import Where
 

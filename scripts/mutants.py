@@ -1,0 +1,1114 @@
+"""Tests of the tests: small faults put into the package one at a time, each of which a test near it has to notice.
+
+Usage: ``.venv/bin/python scripts/mutants.py [--list] [--only NAME …] [--jobs N] [--seconds S]``
+
+Each fault (a mutant) is a text that occurs once in the package, what replaces it, and the tests near it. It is applied
+in a temporary copy of the working tree, never in place. The outcomes:
+
+``caught``    a test near it fails, or does not end in time; what should happen.
+``survived``  the tests near it pass: write the test that is missing.
+``error``     the text is not found or not unique, or the tests fail without it: repair the entry in ``MUTANTS``.
+
+Texts are searched for in all files of the package, whatever the white space between words and signs, so that an entry
+outlives the moving and reformatting of code. ``inside`` names the function or class that has to hold the text.
+
+The exit status is 0 if all are caught, else 1. All of them take about ten minutes.
+"""
+
+import argparse
+import ast
+import itertools
+import multiprocessing
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "steerlab"
+NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "site", "dist", "build", "runs", "node_modules")
+OUTPUT = "pytest-output.txt"
+IMPORTED_ONCE = "torch transformers transformer_lens pandas scipy.stats sklearn.linear_model pyarrow.parquet".split()
+IMPORTED_ONCE += "matplotlib.pyplot jaxtyping beartype hypothesis pytest typer pydantic yaml".split()
+"""What the tests import and no mutant changes: a process that has imported it is forked for each mutant."""
+WARM = multiprocessing.get_context("forkserver")
+OPTIONS = [
+    "-x",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+]
+NO_FAILURE, SOME_FAILED = 0, 1
+"""Exit statuses of pytest; others mean that it could not run the tests."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault.
+
+    Attributes:
+        name: what is wrong with it.
+        text: the text to replace, which the package holds once.
+        replacement: the text put there.
+        near: the tests that should notice, as arguments of pytest.
+        inside: the function or class that holds the text; empty for anywhere.
+    """
+
+    name: str
+    text: str
+    replacement: str
+    near: str
+    inside: str = ""
+
+
+MUTANTS = [
+    # --- core -----------------------------------------------------------------------------------------------------
+    Mutant(
+        "seed ignored",
+        "return (int(seed), prompt_index, sample_index)",
+        "return (0, prompt_index, sample_index)",
+        "tests/core/test_seeds.py",
+    ),
+    Mutant(
+        "all samples of a prompt alike",
+        "return (int(seed), prompt_index, sample_index)",
+        "return (int(seed), prompt_index, 0)",
+        "tests/core/test_seeds.py tests/lens/test_generation.py -k 'seeds or samples'",
+    ),
+    Mutant(
+        "one seed per prompt also depends on the place in the list",
+        "return (int(seed[prompt_index]), 0, sample_index)",
+        "return (int(seed[prompt_index]), prompt_index, sample_index)",
+        "tests/core/test_seeds.py",
+    ),
+    Mutant(
+        "atomic write not atomic",
+        "os.replace(temporary, path)",
+        "path.write_bytes(payload[: len(payload) // 2]); os.replace(temporary, path)",
+        "tests/core/test_files.py",
+    ),
+    Mutant(
+        "a failed write leaves its temporary file",
+        "Path(temporary).unlink(missing_ok=True)",
+        "pass",
+        "tests/core/test_files.py",
+    ),
+    Mutant(
+        "a content hash depends on the order of keys",
+        "json.dumps(value, sort_keys=True",
+        "json.dumps(value, sort_keys=False",
+        "tests/core/test_hashing.py",
+        inside="content_hash",
+    ),
+    Mutant("BOS twice", "ids[:2] == (bos, bos)", "ids[:2] == (bos, -1)", "tests/core/test_text.py"),
+    Mutant(
+        "chat ignored",
+        "if isinstance(prompt, str) and not chat:",
+        "if isinstance(prompt, str):",
+        "tests/core/test_text.py",
+    ),
+    Mutant(
+        "a merged boundary called clean",
+        "clean = cut == len(prompt.token_ids)",
+        "clean = True",
+        "tests/core/test_text.py",
+    ),
+    Mutant(
+        "characters counted as bytes",
+        'len((prefix + target).encode("utf-8"))',
+        "len(prefix + target)",
+        "tests/core/test_encoded_pairs.py",
+    ),
+    Mutant(
+        "stop string left in", "return text[: find_stop(text, strings)]", "return text", "tests/core/test_stopping.py"
+    ),
+    Mutant(
+        "the last stop string counts",
+        "return min(found) if found else None",
+        "return max(found) if found else None",
+        "tests/core/test_stopping.py",
+        inside="find_stop",
+    ),
+    Mutant(
+        "a group on both sides of a split",
+        "right = [i for i, group in enumerate(groups) if group not in first]",
+        "right = [i for i, group in enumerate(groups) if group not in first or i == left[-1]]",
+        "tests/core/test_splitting.py",
+    ),
+    Mutant(
+        "held-out split leaks a text",
+        "{_key(prompt) for prompt in left} & {_key(prompt) for prompt in right}",
+        "set()",
+        "tests/core/test_splitting.py tests/core/test_targets.py tests/core/test_contrast_pairs.py",
+    ),
+    Mutant(
+        "a receipt unchecked",
+        "if edit.edited != edit.expected:",
+        "if edit.edited > edit.expected:",
+        "tests/steering/test_run.py",
+    ),
+    Mutant(
+        "a receipt's mean change unweighted",
+        "math.fsum(e.mean_relative_change * e.edited for e in self.edits if e.edited) / self.edited",
+        "math.fsum(e.mean_relative_change for e in self.edits if e.edited) / len(self.edits)",
+        "tests/core/test_results.py",
+    ),
+    Mutant(
+        "one layer too many",
+        "if self.layer >= n_layers:",
+        "if self.layer > n_layers:",
+        "tests/core/test_hook_points.py",
+    ),
+    Mutant(
+        "layers from the end count from the start",
+        "return found % n_layers",
+        "return abs(found) % n_layers",
+        "tests/core/test_hook_points.py",
+    ),
+    Mutant(
+        "bits called nats",
+        "-self.log_prob / math.log(2) / self.num_bytes",
+        "-self.log_prob / self.num_bytes",
+        "tests/core/test_results.py tests/scoring/test_score_cases.py",
+    ),
+    # --- measures -------------------------------------------------------------------------------------------------
+    Mutant("KL swapped", "p = log_p.exp()", "p = log_q.exp()", "tests/measures/test_divergence.py", inside="kl"),
+    Mutant(
+        "entropy to base 2",
+        "return (shifted.logsumexp(dim=-1) - weighted).clamp_min(0.0)",
+        "return (shifted.logsumexp(dim=-1) - weighted).clamp_min(0.0) / 0.6931471805599453",
+        "tests/measures/test_entropy.py",
+    ),
+    Mutant(
+        "temperature not applied in entropies",
+        "/ scale).masked_fill(~inside, -math.inf) q =",
+        ").masked_fill(~inside, -math.inf); q =",
+        "tests/measures/test_entropy.py",
+        inside="rb_entropy",
+    ),
+    Mutant(
+        "temperature not applied in log q",
+        "scaled = (wide - wide.amax(dim=-1, keepdim=True).detach()) / policy.temperature",
+        "scaled = wide - wide.amax(dim=-1, keepdim=True).detach()",
+        "tests/measures/test_log_probs.py",
+    ),
+    Mutant(
+        "temperature not applied in the nucleus",
+        "else raw / policy.temperature",
+        "else raw",
+        "tests/measures/test_nucleus.py",
+    ),
+    Mutant(
+        "nucleus without its boundary token",
+        "(from_below > 1 - top_p).flip(-1)",
+        "(from_below - ordered.flip(-1).softmax(dim=-1) > 1 - top_p).flip(-1)",
+        "tests/measures/test_nucleus.py",
+    ),
+    Mutant(
+        "top-k off by one",
+        "keep[..., policy.top_k :] = False",
+        "keep[..., policy.top_k + 1 :] = False",
+        "tests/measures/test_nucleus.py",
+    ),
+    Mutant(
+        "min-p absolute",
+        "keep &= mass >= policy.min_p * mass[..., :1]",
+        "keep &= mass >= policy.min_p",
+        "tests/measures/test_nucleus.py",
+    ),
+    Mutant(
+        "of tokens equal to the boundary all are inside",
+        "inside &= ~equal | (ids <= index)",
+        "pass",
+        "tests/measures/test_nucleus.py",
+    ),
+    Mutant(
+        "repetition penalty raises negative logits",
+        "logits * policy.repetition_penalty)",
+        "logits / policy.repetition_penalty)",
+        "tests/measures/test_nucleus.py tests/measures/test_log_probs.py tests/measures/test_draws.py",
+    ),
+    Mutant(
+        "a token predicts itself",
+        "chosen_log_probs(logits[:, :-1], tokens[:, 1:])",
+        "chosen_log_probs(logits[:, 1:], tokens[:, 1:])",
+        "tests/measures/test_log_probs.py",
+    ),
+    Mutant(
+        "tokens outside the nucleus have a probability",
+        "return chosen.masked_fill(~chosen_inside, -math.inf)",
+        "return chosen",
+        "tests/measures/test_log_probs.py",
+    ),
+    Mutant(
+        "half precision not widened",
+        "else torch.float32 return logits.to(dtype)",
+        "else logits.dtype; return logits.to(dtype)",
+        "tests/measures/test_log_probs.py tests/measures/test_entropy.py",
+        inside="widen",
+    ),
+    Mutant(
+        "bootstrap over items instead of groups",
+        "np.unique(np.asarray(groups), return_inverse=True)",
+        "np.unique(np.arange(len(values)), return_inverse=True)",
+        "tests/measures/test_intervals.py",
+    ),
+    Mutant(
+        "a rank can be zero",
+        "(1 + np.sum(np.abs(nulls) >= abs(effect))) / (1 + nulls.size)",
+        "np.sum(np.abs(nulls) >= abs(effect)) / nulls.size",
+        "tests/measures/test_intervals.py",
+    ),
+    Mutant(
+        "ranks of one side",
+        "np.sum(np.abs(nulls) >= abs(effect))",
+        "np.sum(nulls >= effect)",
+        "tests/measures/test_intervals.py",
+    ),
+    Mutant(
+        "ranks not adjusted for their number",
+        "factors = np.arange(len(order), 0, -1)",
+        "factors = np.ones(len(order))",
+        "tests/measures/test_intervals.py",
+    ),
+    Mutant(
+        "adjusted ranks not in order",
+        "np.maximum.accumulate(np.minimum(1.0, values[order] * factors))",
+        "np.minimum(1.0, values[order] * factors)",
+        "tests/measures/test_intervals.py",
+    ),
+    Mutant(
+        "half of a draw's key ignored",
+        ".bitwise_xor_(high[:, None])",
+        "",
+        "tests/measures/test_draws.py",
+    ),
+    Mutant(
+        "interaction without its baseline",
+        "values - alone_a - alone_b + values[:, [zero_a], :][:, :, [zero_b]]",
+        "values - alone_a - alone_b",
+        "tests/measures/test_interactions.py",
+    ),
+    Mutant(
+        "kept share of the wrong nucleus",
+        "(before & after).sum(dim=-1) / before.sum(dim=-1)",
+        "(before & after).sum(dim=-1) / after.sum(dim=-1)",
+        "tests/measures/test_overlap.py",
+    ),
+    # --- steering -------------------------------------------------------------------------------------------------
+    Mutant(
+        "ablate does not project",
+        "return -(h @ along.unit)[..., None] * along.unit",
+        "return -along.unit.expand_as(h)",
+        "tests/steering/test_operators.py",
+    ),
+    Mutant(
+        "clamp's sign",
+        "(projection.clamp(self.lo * factor, self.hi * factor) - projection)",
+        "(projection - projection.clamp(self.lo * factor, self.hi * factor))",
+        "tests/steering/test_operators.py",
+    ),
+    Mutant(
+        "dose unit dropped",
+        'return along.median_norm if unit == "dose" else 1.0',
+        "return 1.0",
+        "tests/steering/test_operators.py",
+    ),
+    Mutant(
+        "a dose along a vector that is not of length one",
+        "self.amount * along.median_norm * along.unit",
+        "self.amount * along.median_norm * along.values",
+        "tests/steering/test_operators.py",
+    ),
+    Mutant(
+        "rotation reversed",
+        "math.cos(self.angle) - 1, math.sin(self.angle)",
+        "math.cos(self.angle) - 1, -math.sin(self.angle)",
+        "tests/steering/test_operators.py",
+    ),
+    Mutant(
+        "norm='keep' turned over",
+        "torch.where(after > 0, before / after, 1.0)",
+        "torch.where(after > 0, after / before, 1.0)",
+        "tests/steering/test_operators.py tests/steering/test_run.py",
+    ),
+    Mutant(
+        "a plan's hash without its strength",
+        "self.where.to_json(), self.scale, self.median_norm]",
+        "self.where.to_json(), self.median_norm]",
+        "tests/steering/test_plan.py",
+    ),
+    Mutant(
+        "a vector's hash without its place",
+        "bytes_hash(self.hook_point.name.encode() + ",
+        "bytes_hash(",
+        "tests/steering/test_vectors.py",
+    ),
+    Mutant(
+        "generated positions off by one",
+        "return self.positions - self.prompt_lens[:, None]",
+        "return self.positions - self.prompt_lens[:, None] + 1",
+        "tests/steering/test_where.py",
+    ),
+    Mutant(
+        "padding counted as tokens",
+        "return self.positions >= 0",
+        "return self.positions >= -1",
+        "tests/steering/test_where.py",
+        inside="is_token",
+    ),
+    Mutant(
+        "generated(until=) inclusive",
+        "inside & (rows.generated_index < self.until)",
+        "inside & (rows.generated_index <= self.until)",
+        "tests/steering/test_where.py",
+    ),
+    Mutant(
+        "positions from the end off by one",
+        "else rows.prompt_lens + index",
+        "else rows.prompt_lens + index - 1",
+        "tests/steering/test_where.py",
+    ),
+    Mutant(
+        "a condition's side",
+        "passed = passed & (reading > self.above)",
+        "passed = passed & (reading < self.above)",
+        "tests/steering/test_condition.py",
+    ),
+    Mutant(
+        "missing condition check",
+        "return mask & (answered & passed)[:, None]",
+        "return mask",
+        "tests/steering/test_condition.py",
+    ),
+    Mutant(
+        "half-life to base e",
+        "torch.exp2(-index / self.half_life)",
+        "torch.exp(-index / self.half_life)",
+        "tests/steering/test_schedule.py",
+    ),
+    Mutant(
+        "centred axes not centred",
+        "return self._top(self.mean)",
+        "return self._top(torch.zeros_like(self.mean))",
+        "tests/steering/test_moments.py tests/steering/test_estimators.py",
+    ),
+    Mutant(
+        "an axis of either sign",
+        "return torch.where(along < 0, -unit, unit).float()",
+        "return unit.float()",
+        "tests/steering/test_estimators.py",
+    ),
+    Mutant(
+        "bipo rewards the opposite",
+        "softplus(-beta * gains[0])",
+        "softplus(beta * gains[0])",
+        "tests/steering/test_bipo.py -k 'loss or prompt'",
+    ),
+    Mutant(
+        "bipo without its bound",
+        "values.mul_((bound / norm).to(values.dtype))",
+        "pass",
+        "tests/steering/test_bipo.py -k projection",
+    ),
+    Mutant(
+        "the median norm of another model",
+        "elsewhere = weights_hash is not None and",
+        "elsewhere = False and",
+        "tests/steering/test_plan.py",
+    ),
+    Mutant(
+        "strengths that overflow let through",
+        "check_finite_range(resolved.edits, info)",
+        "pass",
+        "tests/steering/test_finite_range.py tests/lens/test_not_finite.py",
+    ),
+    Mutant(
+        "conflicting edits let through",
+        "check_conflicts(edits)",
+        "pass",
+        "tests/steering/test_conflicts.py",
+        inside="Plan",
+    ),
+    Mutant(
+        "skipped receipt",
+        "self._passes[index].append(Tally(self._rows.among_fresh(mask), size, norm, self._kept))",
+        "pass",
+        "tests/steering/test_run.py",
+    ),
+    Mutant(
+        "edits of the last pass only are counted",
+        "self._edited[index, place] += edited",
+        "self._edited[index, place] = edited",
+        "tests/steering/test_run.py",
+    ),
+    # --- a model that runs in this process ------------------------------------------------------------------------
+    Mutant(
+        "attention mask dropped",
+        "attention_mask=None if self._mask is None else self._mask.long()",
+        "attention_mask=None",
+        "tests/lens/test_rows.py",
+    ),
+    Mutant(
+        "positions off by one",
+        "valid.cumsum(dim=-1) - 1",
+        "valid.cumsum(dim=-1)",
+        "tests/lens/test_rows.py",
+        inside="Rows",
+    ),
+    Mutant(
+        "padding is attended to",
+        "[[False] * (width - len(row)) + [True] * len(row) for row in sequences]",
+        "[[True] * width for row in sequences]",
+        "tests/lens/test_rows.py",
+    ),
+    Mutant(
+        "another row's cache",
+        "None if other.cache is None else _select_cache(other.cache, chosen)",
+        "None if other.cache is None else _select_cache(other.cache, chosen.flip(0))",
+        "tests/lens/test_rows.py tests/lens/test_teacher_forcing.py",
+    ),
+    Mutant(
+        "a stop string left in a completion",
+        "text=before_stop(text, self.rules.strings)",
+        "text=text",
+        "tests/lens/test_generation.py -k 'stop and string'",
+    ),
+    Mutant(
+        "a row goes on after EOS",
+        "ended = ended | torch.isin(tokens, eos)",
+        "pass",
+        "tests/lens/test_generation.py -k eos",
+    ),
+    Mutant(
+        "temperature not applied in draws",
+        "log_q = policy_log_probs(adjusted, self.policy)",
+        "log_q = policy_log_probs(adjusted, SamplingPolicy())",
+        "tests/lens/test_generation.py -k 'recorded_figures or first_tokens'",
+    ),
+    Mutant(
+        "repetitions since the prompt not penalised",
+        "seen = seen.scatter(1, tokens.clamp_min(0)[:, None], True)",
+        "pass",
+        "tests/lens/test_generation.py -k recorded_figures",
+    ),
+    Mutant(
+        "every step draws with the same key",
+        "keys[live_rows, index]",
+        "keys[live_rows, 0]",
+        "tests/lens/test_generation.py -k draws_anew",
+    ),
+    Mutant(
+        "a hook stays",
+        "handle.hook.remove()",
+        "pass",
+        "tests/lens/test_hooking.py",
+    ),
+    Mutant(
+        "a hook that never ran goes unnoticed",
+        "if silent:",
+        "if False:",
+        "tests/lens/test_hooking.py",
+        inside="require_fired",
+    ),
+    Mutant(
+        "a target's logits off by one position",
+        "row * n_pos + offset, token)",
+        "row * n_pos + max(0, offset - 1), token)",
+        "tests/lens/test_teacher_forcing.py",
+    ),
+    Mutant(
+        "the mean of a prompt counts others' positions",
+        "chosen = value.to(torch.float32).masked_fill(~mask[..., None], 0.0)",
+        "chosen = value.to(torch.float32)",
+        "tests/lens/test_engine.py -k positions_and_pools",
+    ),
+    Mutant(
+        "the first position called the last",
+        "masked_fill(~mask, -1).amax(dim=1)",
+        "masked_fill(~mask, 10**6).amin(dim=1)",
+        "tests/lens/test_capture_generated.py",
+    ),
+    Mutant(
+        "an edit at resid_mid does not reach the layer's output",
+        "return value + delta.pop().to(value.device)",
+        "return value if delta.pop() is not None else value",
+        "tests/lens/test_capturing.py",
+    ),
+    Mutant(
+        "a header shared by plans that edit it differently",
+        "if length >= LEAST_PREFIX and _edits_alike(plan, contexts, length) else 0",
+        "if length >= LEAST_PREFIX else 0",
+        "tests/lens/test_shared_prefix.py",
+    ),
+    Mutant(
+        "NaN swallowed",
+        "broken = rows_not_finite(logits) self._failed",
+        "broken = torch.zeros_like(ended); self._failed",
+        "tests/lens/test_not_finite.py",
+    ),
+    # --- vLLM: what needs no engine -------------------------------------------------------------------------------
+    Mutant(
+        "prefix cache key without plan",
+        'f"{self.plan}:{inside}"',
+        'f"{inside}"',
+        "tests/vllm/test_specs.py",
+    ),
+    Mutant(
+        "prefix cache key without positions",
+        'f"{self.plan}:{inside}"',
+        'f"{self.plan}"',
+        "tests/vllm/test_specs.py",
+    ),
+    Mutant(
+        "a request preempted loses its tally",
+        "whole += stay[plan.layers, plan.places]",
+        "whole = stay[plan.layers, plan.places]",
+        "tests/vllm/test_steering_state.py",
+    ),
+    Mutant(
+        "worker tally skipped",
+        "account.tallies.append(copy)",
+        "pass",
+        "tests/vllm/test_steering_state.py",
+    ),
+    Mutant(
+        "a plan at the next layer of the worker",
+        "self.layers.index(layers[e]) for e in mine",
+        "(self.layers.index(layers[e]) + 1) % len(self.layers) for e in mine",
+        "tests/vllm/test_steering_state.py",
+    ),
+    Mutant(
+        "a step after another keeps its position",
+        "self.tables.tokens[: len(slots), POSITION].add_(1)",
+        "pass",
+        "tests/vllm/test_steering_state.py",
+    ),
+    Mutant(
+        "scoring's sum over shards missing",
+        "total = (totals * (tops - _finite(top)).exp()).sum(dim=0)",
+        "total = (totals * (tops - _finite(top)).exp())[0]",
+        "tests/vllm/test_scoring_parts.py",
+    ),
+    Mutant(
+        "another shard's token called one's own",
+        "torch.where(owned, own, 0.0)",
+        "own",
+        "tests/vllm/test_scoring_parts.py",
+    ),
+    Mutant(
+        "a cache hit reaches the scored position",
+        "return spec.score.start",
+        "return spec.score.start + 1",
+        "tests/vllm/test_scoring_parts.py",
+        inside="longest_hit",
+    ),
+    Mutant(
+        "tokens that were run again are counted twice",
+        "int(counted) - beyond",
+        "int(counted)",
+        "tests/vllm/test_accounts.py",
+    ),
+    Mutant(
+        "a position that never ran goes unnoticed",
+        "if start < length and size(covered) != length - start:",
+        "if False:",
+        "tests/vllm/test_accounts.py",
+    ),
+    Mutant(
+        "a shared prefix taken over from other tokens",
+        "request.prompt_token_ids[: len(known.tokens)] == known.tokens",
+        "True",
+        "tests/vllm/test_shared_prefixes.py",
+    ),
+    Mutant(
+        "a shared prefix taken over from another salt",
+        "request.cache_salt == known.salt and",
+        "True and",
+        "tests/vllm/test_shared_prefixes.py",
+    ),
+    Mutant(
+        "positions that depend on tokens to come let through",
+        "if any(not np.array_equal(mask, masks[0]) for mask in masks[1:]):",
+        "if False:",
+        "tests/vllm/test_targeting.py",
+    ),
+    Mutant(
+        "the operator's projection not taken off",
+        "size = scale * (a + g * (torch.minimum(torch.maximum(projection, lo), hi) - projection))",
+        "size = scale * (a + g * torch.minimum(torch.maximum(projection, lo), hi))",
+        "tests/vllm/test_op.py",
+    ),
+    Mutant(
+        "a run of positions one too long",
+        "(positions[:, None] < runs[..., 1])",
+        "(positions[:, None] <= runs[..., 1])",
+        "tests/vllm/test_op.py",
+    ),
+    Mutant(
+        "steering given twice goes unnoticed",
+        "if data.get(FIELD) is not None and flat.get(FIELD) is not None:",
+        "if False:",
+        "tests/vllm/test_serving_requests.py -m 'not slow'",
+    ),
+    # --- scoring --------------------------------------------------------------------------------------------------
+    Mutant(
+        "windows without overlap",
+        "stop = min(window.stop + min(stride, context_length - 1), n_tokens)",
+        "stop = min(window.stop + stride, n_tokens)",
+        "tests/scoring/test_windows.py",
+    ),
+    Mutant(
+        "off-by-one window in perplexity",
+        "return Window(max(0, stop - context_length), window.stop, stop)",
+        "return Window(max(0, stop - context_length), window.stop + 1, stop)",
+        "tests/scoring/test_windows.py",
+    ),
+    Mutant(
+        "BOS counted as scored",
+        "n_tokens - (0 if self.sizes.prefix else 1)",
+        "n_tokens",
+        "tests/scoring/test_sliding.py",
+    ),
+    Mutant(
+        "BOS counted as bytes",
+        "if not self.sizes.prefix: self._unscored = self._bytes_of_first(ids[0])",
+        "pass",
+        "tests/scoring/test_sliding.py",
+    ),
+    Mutant(
+        "journal without the text's hash",
+        "or last.digest != record.digest",
+        "or False",
+        "tests/scoring/test_resume.py",
+    ),
+    Mutant(
+        "resume ignores the fingerprint",
+        "[name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)]",
+        "[]",
+        "tests/scoring/test_journal.py",
+    ),
+    Mutant(
+        "damaged records read",
+        "_CHECKSUM.unpack(checksum)[0] != zlib.crc32(head + body)",
+        "False",
+        "tests/scoring/test_journal.py",
+    ),
+    Mutant(
+        "a resumed measurement may have another plan",
+        '"plan": None if plan is None else plan.hash, "text": text,',
+        '"text": text,',
+        "tests/scoring/test_resume.py",
+    ),
+    Mutant(
+        "Jensen-Shannon's middle not halved",
+        "torch.logaddexp(log_a, log_b) - math.log(2)",
+        "torch.logaddexp(log_a, log_b)",
+        "tests/scoring/test_divergence.py",
+    ),
+    Mutant(
+        "divergence one way twice",
+        'found["reverse_kl"].append(normalised_kl(b, a))',
+        'found["reverse_kl"].append(normalised_kl(a, b))',
+        "tests/scoring/test_divergence.py",
+    ),
+    Mutant(
+        "a text cut where its tokens change",
+        "if plain_ids(tokenizer, text[:cut]) + plain_ids(tokenizer, text[cut:]) == whole:",
+        "if True:",
+        "tests/scoring/test_pieces.py",
+    ),
+    Mutant(
+        "a plan that counts positions let through over several windows",
+        "if len(windows) > 1:",
+        "if len(windows) > 10**9:",
+        "tests/scoring/test_sliding.py",
+    ),
+    # --- experiment -----------------------------------------------------------------------------------------------
+    Mutant(
+        "null without flip",
+        "estimate(torch.where(flip, negative, positive), torch.where(flip, positive, negative))",
+        "estimate(positive, negative)",
+        "tests/experiment/test_controls.py",
+    ),
+    Mutant(
+        "random directions of another length",
+        'values / values.norm() * vector.norm, method="random_direction"',
+        'values, method="random_direction"',
+        "tests/experiment/test_controls.py",
+    ),
+    Mutant(
+        "all random directions alike",
+        "np.random.default_rng([seed, family, draw])",
+        "np.random.default_rng([seed, family])",
+        "tests/experiment/test_controls.py",
+    ),
+    Mutant(
+        "cell key without engine",
+        '"kind": self.kind, "engine": engine_hash, "what": self.what',
+        '"kind": self.kind, "what": self.what',
+        "tests/experiment/test_cells.py",
+    ),
+    Mutant(
+        "cell key without content",
+        '"kind": self.kind, "engine": engine_hash, "what": self.what',
+        '"kind": self.kind, "engine": engine_hash',
+        "tests/experiment/test_cells.py",
+    ),
+    Mutant(
+        "a cell under another's name is read",
+        "if stored.key != cell.key(engine_hash):",
+        "if False:",
+        "tests/experiment/test_cells.py",
+    ),
+    Mutant("look not counted", "self._count(kind, *asked(), done)", "pass", "tests/experiment/test_looks.py"),
+    Mutant(
+        "looks at other items are one look",
+        "content_hash([kind, _contents(items), what])",
+        "content_hash([kind, what])",
+        "tests/experiment/test_looks.py",
+    ),
+    Mutant(
+        "confirmed on the items of the selection",
+        "if overlap and not allow_overlap:",
+        "if False:",
+        "tests/experiment/test_confirmation.py",
+    ),
+    Mutant(
+        "a selection's bound on one side",
+        "np.all([table[name].abs() <= bound for name, bound in subject_to.items()], axis=0)",
+        "np.all([table[name] <= bound for name, bound in subject_to.items()], axis=0)",
+        "tests/experiment/test_selection.py",
+    ),
+    Mutant(
+        "the smallest gain selected",
+        "ascending=[False, False, True, True]",
+        "ascending=[False, True, True, True]",
+        "tests/experiment/test_selection.py",
+    ),
+    Mutant(
+        "one null passed is enough",
+        "passed = excludes and all(rank <= RANK_LEVEL for rank in ranks.values())",
+        "passed = excludes and any(rank <= RANK_LEVEL for rank in ranks.values())",
+        "tests/experiment/test_effect.py",
+    ),
+    Mutant(
+        "an effect without its interval",
+        "passed = excludes and all(",
+        "passed = all(",
+        "tests/experiment/test_effect.py",
+    ),
+    Mutant(
+        "doses that destroy the text are fitted",
+        "affordable = set(cost[cost.ppl_ratio <= settings.max_ppl_ratio].dose)",
+        "affordable = set(cost.dose)",
+        "tests/experiment/test_effect.py",
+    ),
+    Mutant(
+        "an engine's fingerprint without its precision",
+        '"weights_hash", "weight_processing", "dtype", "context_length"',
+        '"weights_hash", "weight_processing", "context_length"',
+        "tests/experiment/test_fingerprint.py",
+    ),
+    Mutant(
+        "a run's folder not locked",
+        "lock.acquire(timeout=0)",
+        "lock.is_locked",
+        "tests/experiment/test_locking.py",
+    ),
+    Mutant(
+        "a forked child believes that it holds the lock",
+        "if shared is None or shared.pid != os.getpid():",
+        "if shared is None:",
+        "tests/experiment/test_locking.py",
+    ),
+    Mutant(
+        "parity of a plan that does nothing",
+        "return self.steering_size > self.tolerance",
+        "return True",
+        "tests/experiment/test_parity.py",
+    ),
+    Mutant(
+        "swapped sign of the margin",
+        "float(positive.mean() - negative.mean())",
+        "float(negative.mean() - positive.mean())",
+        "tests/experiment/test_metrics.py",
+    ),
+    Mutant(
+        "plans tested together not adjusted",
+        "holm([effect.null_rank for effect in tested.values()])",
+        "[effect.null_rank for effect in tested.values()]",
+        "tests/experiment/test_comparisons.py",
+    ),
+    Mutant(
+        "EOS counted as text",
+        'ids[:-1] if reason == "eos" else ids',
+        "ids",
+        "tests/experiment/test_texts.py",
+    ),
+    # --- sequences ------------------------------------------------------------------------------------------------
+    Mutant(
+        "importance weights turned over",
+        "log_weights = aimed - drawn",
+        "log_weights = drawn - aimed",
+        "tests/sequences/test_importance.py",
+    ),
+    Mutant(
+        "effective sample size without squares",
+        "1 / np.sum(self.normalised**2)",
+        "1 / np.sum(self.normalised)",
+        "tests/sequences/test_importance.py",
+    ),
+    Mutant(
+        "earlier entropies instead of later ones",
+        "return wide.sum() - np.cumsum(wide)",
+        "return np.cumsum(wide)",
+        "tests/sequences/test_entropy_gradient.py -k later",
+    ),
+    Mutant(
+        "a problem's answer",
+        "start + found - given",
+        "start + found + given",
+        "tests/sequences/test_datasets.py",
+    ),
+    # --- models and the command line ------------------------------------------------------------------------------
+    Mutant(
+        "an unfinished model directory is taken",
+        'whole = all((directory / name).stat().st_size == size for name, size in marker["files"].items())',
+        "whole = True",
+        "tests/models/test_models.py -k 'building or unfinished or marker'",
+    ),
+    Mutant(
+        "a hash remembered of other bytes",
+        'usable = known["files"] == stamp and',
+        "usable =",
+        "tests/models/test_models.py -k hash",
+    ),
+    Mutant(
+        "the second of two equal keys wins",
+        "if isinstance(key, str) and key in seen:",
+        "if False:",
+        "tests/cli/test_yaml_file.py",
+    ),
+    Mutant(
+        "a file's paths relative to the caller", "return folder / value", "return value", "tests/cli/test_yaml_file.py"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a mutant's text lies: a file relative to the tree, and the first and last character."""
+
+    file: Path
+    start: int
+    stop: int
+
+
+class NotOnceError(Exception):
+    """A mutant's text is in the package not at all, or more than once."""
+
+
+def places_of(mutant: Mutant, tree: Path) -> list[Place]:
+    """All places of a mutant's text in the package."""
+    pattern, found = pattern_of(mutant.text), []
+    for file in sorted((tree / PACKAGE).rglob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        hits = [(hit.start(), hit.end()) for hit in pattern.finditer(source)]
+        ranges = ranges_of(source, mutant.inside) if hits and mutant.inside else [(0, len(source))]
+        found += [
+            Place(file.relative_to(tree), start, stop)
+            for start, stop in hits
+            if any(first <= start and stop <= last for first, last in ranges)
+        ]
+    return found
+
+
+def pattern_of(text: str) -> re.Pattern[str]:
+    """A text with any white space between its words and signs, and with or without a comma before what it closes."""
+    parts = re.findall(r"\w+|[^\w\s]", text)
+    found = re.escape(parts[0])
+    for before, part in itertools.pairwise(parts):
+        are_words = before[-1].isalnum() and part[0].isalnum()
+        comma = "(?:,\\s*)?" if part in ")]" and before != "," else ""
+        found += (r"\s+" if are_words else r"\s*") + comma + re.escape(part)
+    return re.compile(found)
+
+
+def ranges_of(source: str, name: str) -> list[tuple[int, int]]:
+    """First and last character of each function or class of this name."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    named = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.name == name]
+    return [(starts[node.lineno - 1], starts[node.end_lineno or node.lineno]) for node in named]
+
+
+def place_of(mutant: Mutant, tree: Path) -> Place:
+    """The one place of a mutant's text.
+
+    Raises:
+        NotOnceError: there is none, or there are several.
+    """
+    found = places_of(mutant, tree)
+    if len(found) != 1:
+        where = ", ".join(str(place.file) for place in found) or "nowhere"
+        raise NotOnceError(f"the text must occur once and is {where}")
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant, and in how many seconds."""
+
+    mutant: Mutant
+    outcome: str
+    seconds: float
+    detail: str = ""
+
+
+class Tree:
+    """A temporary copy of the working tree, in which one mutant at a time is applied."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.root = folder / f"tree-{number}"
+        self._clock = 0
+        self._passing: dict[str, bool] = {}
+        shutil.copytree(ROOT, self.root, ignore=NOT_COPIED, symlinks=True)
+        environment = Path(sys.prefix)  # tests look for commands beside the interpreter, and pages name .venv
+        (self.root / ".venv").symlink_to(environment)
+
+    def try_out(self, mutant: Mutant, seconds: float) -> Verdict:
+        """Applies a mutant, runs the tests near it, and takes it back."""
+        started = time.monotonic()
+        try:
+            place = place_of(mutant, self.root)
+        except NotOnceError as error:
+            return Verdict(mutant, "error", 0.0, str(error))
+        if not self._pass_without(mutant.near, seconds):
+            return Verdict(mutant, "error", time.monotonic() - started, f"without it these do not pass: {mutant.near}")
+        path = self.root / place.file
+        source = path.read_text(encoding="utf-8")
+        try:
+            self._write(path, source[: place.start] + mutant.replacement + source[place.stop :])
+            ast.parse(path.read_text(encoding="utf-8"))
+            outcome, detail = self.run(mutant.near, seconds)
+        except SyntaxError as error:
+            outcome, detail = "error", f"the replacement is not valid Python there: {error}"
+        finally:
+            self._write(path, source)
+        names = {"failed": "caught", "passed": "survived"}
+        return Verdict(mutant, names.get(outcome, outcome), time.monotonic() - started, detail)
+
+    def run(self, near: str, seconds: float) -> tuple[str, str]:
+        """Runs tests: 'failed', 'passed' or 'error', and the last line that pytest wrote."""
+        process = WARM.Process(target=run_pytest, args=(self.root, shlex.split(near)))
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
+            return "failed", f"not finished after {seconds:g} s"
+        written = (self.root / OUTPUT).read_text(encoding="utf-8").splitlines()
+        last = ([line for line in written if line.startswith(("FAILED", "ERROR"))] or written or [""])[-1]
+        if process.exitcode == NO_FAILURE and not any(" passed" in line for line in written):
+            return "error", f"no test ran: {last}"
+        outcome = {NO_FAILURE: "passed", SOME_FAILED: "failed"}.get(process.exitcode or 0, "error")
+        return outcome, last[:160]
+
+    def _pass_without(self, near: str, seconds: float) -> bool:
+        """Tells whether tests pass while no mutant is applied; they run once."""
+        if near not in self._passing:
+            self._passing[near] = self.run(near, seconds)[0] == "passed"
+        return self._passing[near]
+
+    def _write(self, path: Path, source: str) -> None:
+        """Writes with a time of its own: Python takes bytecode for current if time and size are the same."""
+        path.write_text(source, encoding="utf-8")
+        self._clock += 2
+        os.utime(path, (time.time() + self._clock, time.time() + self._clock))
+
+
+def run_pytest(tree: Path, arguments: Sequence[str]) -> None:
+    """Runs tests of a tree in this process, which ends with pytest's exit status."""
+    os.setsid()
+    os.chdir(tree)
+    os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    sys.path.insert(0, str(tree))
+    output = os.open(tree / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    import pytest
+
+    status = int(pytest.main([*OPTIONS, *arguments]))
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def verdicts(mutants: Sequence[Mutant], jobs: int, seconds: float) -> Iterator[Verdict]:
+    """Tries each mutant, several at a time in trees of their own; in the order of `mutants`."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        trees: SimpleQueue[Tree] = SimpleQueue()
+        for number in range(jobs):
+            trees.put(Tree(Path(folder), number))
+
+        def try_out(mutant: Mutant) -> Verdict:
+            tree = trees.get()
+            try:
+                return tree.try_out(mutant, seconds)
+            finally:
+                trees.put(tree)
+
+        yield from pool.map(try_out, mutants)
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--list", action="store_true", help="list the mutants and where each lies; run nothing")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="those whose name holds NAME")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are tried at a time (1)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="time for the tests near one mutant (300)")
+    given = parser.parse_args()
+    chosen = [m for m in MUTANTS if not given.only or any(part in m.name for part in given.only)]
+    if given.list:
+        return show(chosen)
+    os.environ["OMP_NUM_THREADS"] = "1"  # a process that has started threads must not be forked
+    WARM.set_forkserver_preload(IMPORTED_ONCE)
+    counts: Counter[str] = Counter()
+    for verdict in verdicts(chosen, max(1, given.jobs), given.seconds):
+        counts[verdict.outcome] += 1
+        detail = verdict.detail if verdict.outcome != "survived" else f"near: {verdict.mutant.near}"
+        print(f"{verdict.outcome:9}{verdict.seconds:5.0f} s  {verdict.mutant.name}: {detail}", flush=True)
+    print(f"{len(chosen)} mutants: " + ", ".join(f"{n} {outcome}" for outcome, n in counts.most_common()))
+    return int(counts["caught"] < len(chosen))
+
+
+def show(mutants: Sequence[Mutant]) -> int:
+    """Prints each mutant's place; the exit status says whether each has one."""
+    wrong = 0
+    for mutant in mutants:
+        try:
+            print(f"{mutant.name}: {place_of(mutant, ROOT).file}")
+        except NotOnceError as error:
+            wrong += 1
+            print(f"{mutant.name}: ERROR, {error}")
+    print(f"{len(mutants)} mutants, {wrong} without one place")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The kinds of measurement there are, in the order in which a report shows them."""
+
+from typing import Final
+
+from steerlab.experiment.measurements.confirmation import CONFIRMATION
+from steerlab.experiment.measurements.cost import COST
+from steerlab.experiment.measurements.effect import EFFECT
+from steerlab.experiment.measurements.entropy import ENTROPY
+from steerlab.experiment.measurements.generations import GENERATIONS
+from steerlab.experiment.measurements.interaction import INTERACTION
+from steerlab.experiment.measurements.measurement import Measurement
+from steerlab.experiment.measurements.parity import PARITY
+from steerlab.experiment.measurements.selection import SELECTION
+from steerlab.experiment.measurements.selfcheck import SELFCHECK
+from steerlab.experiment.measurements.transfer import TRANSFER
+from steerlab.experiment.measurements.vectors import VECTORS
+
+MEASUREMENTS: Final[tuple[Measurement, ...]] = (
+    EFFECT,
+    SELFCHECK,
+    SELECTION,
+    CONFIRMATION,
+    ENTROPY,
+    COST,
+    GENERATIONS,
+    PARITY,
+    INTERACTION,
+    TRANSFER,
+    VECTORS,
+)
+KINDS: Final = tuple(measurement.kind for measurement in MEASUREMENTS)

@@ -1,0 +1,51 @@
+"""A plot of diagnostics: how well each layer's vector separates held-out pairs, and how large and reliable they are."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from steerlab.experiment.plots.palette import AGAINST, ELSEWHERE, INK, RANDOM, REAL
+from steerlab.experiment.plots.style import legend_below, new_axes, styled
+
+if TYPE_CHECKING:
+    from steerlab.steering.vector_diagnostics import Diagnostics
+
+# column → colour, marker, line and label; markers and lines distinguish them where colours do not
+_LINES = {
+    "auc": (REAL, "o", "-", "AUC on held-out pairs"),
+    "split_half_cosine": (AGAINST, "s", "--", "split-half cosine"),
+    "cosine_to_mean_diff": (ELSEWHERE, "^", "-.", "cosine to their mean difference"),
+    "relative_norm": (RANDOM, "D", ":", "norm / median norm of the stream"),
+}
+_MARKERS_UP_TO = 40
+
+
+@styled
+def plot_diagnostics(diagnostics: "Diagnostics", ax: Axes | None = None) -> Axes:
+    """Per layer: AUC, split-half cosine, cosine to the mean difference, and norm in median norms of the stream.
+
+    All four are pure numbers on one axis; the dotted line is chance for the AUC.
+
+    Args:
+        diagnostics: what `vectors.diagnostics(dev)` gave.
+        ax: axes to draw on; a new figure by default.
+    """
+    ax = new_axes(ax, height=3.4)
+    frame = diagnostics.to_frame()
+    marked = len(frame) <= _MARKERS_UP_TO
+    for column, (colour, marker, line, label) in _LINES.items():
+        values = frame[column].to_numpy()
+        if np.isfinite(values).any():
+            shape = marker if marked else None
+            ax.plot(frame.layer, values, color=colour, marker=shape, markersize=3, linestyle=line, label=label)
+    ax.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
+    ax.annotate("chance (AUC)", (1, 0.5), (-3, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=7.5)
+    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]), top=max(1.05, ax.get_ylim()[1]))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    ax.set_xlabel(f"layer ({diagnostics.site})")
+    ax.set_ylabel("AUC, cosine, or ratio of norms")
+    ax.set_title(f"{diagnostics.method or 'vectors'} on {diagnostics.n_pairs} held-out pairs")
+    legend_below(ax, columns=1)
+    return ax

@@ -1,0 +1,43 @@
+"""Plans made ready for the engine of a session."""
+
+from typing import Any
+
+from steerlab.core.errors import PlanError
+from steerlab.experiment.store.cells import StoredCell
+from steerlab.experiment.store.session import Session
+from steerlab.steering.plan import Plan
+
+
+def resolved(session: Session, plan: Plan) -> Plan:
+    """The plan, checked against the model, its doses tied to the model's norms.
+
+    Raises:
+        PlanError: for something that is not a plan, or layers that vLLM was not started with.
+    """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"This takes a Plan, got {type(plan).__name__}; wrap edits in Plan().")
+    check_wired(session, plan)
+    return plan.check(session.info).resolved(session.median_norm, session.info.weights_hash)
+
+
+def check_wired(session: Session, plan: Plan) -> None:
+    """Checks that the engine can edit every hook point of a plan; vLLM edits the layers it was started with.
+
+    Raises:
+        PlanError: if it cannot; says which `layers` to start with.
+    """
+    if session.backend == "vllm" and session.loaded:
+        from steerlab.engines.vllm.client.compiled_plan import wired_layer
+
+        engine: Any = session.engine
+        for point in plan.hook_points:
+            wired_layer(point, engine.config)
+
+
+def stored_plan(session: Session, stored: StoredCell) -> Plan | None:
+    """The plan that a cell was measured under, as it was written; None for the unsteered model."""
+    about = stored.cell.about
+    if about.get("plan") is None:
+        return None
+    plan = session.inputs.stored_plan(about["plan"])
+    return plan.scaled(about["scale"]) if "scale" in about else plan

@@ -1,0 +1,237 @@
+"""One edit of a plan: an operator along a vector, at positions, with a scale."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from steerlab.core.errors import PlanError
+from steerlab.core.hook_points import HookPoint
+from steerlab.steering.checks import finite
+from steerlab.steering.operators.base import Direction, Operator
+from steerlab.steering.operators.registry import check_operator
+from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.schedule import Schedule
+from steerlab.steering.positions.sets import Where
+from steerlab.steering.positions.where import WhereLike, as_where, default
+from steerlab.steering.vectors import SteeringVector
+
+Norm: TypeAlias = Literal["keep"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """An operator along a vector, at positions.
+
+    With D = scale·schedule(j)·Δ(h), the stream becomes h + D; with `norm="keep"` it becomes (h + D)·‖h‖/‖h + D‖, so
+    that the norm is kept at every scale. Where the condition fails, nothing happens.
+
+    Attributes:
+        operator: the map h → Δ(h).
+        vector: the direction, with its hook point.
+        where: the positions.
+        scale: multiplies Δ.
+        median_norm: of the stream at the hook point, once known.
+        norm: `keep` to give the edited stream the norm it had.
+        schedule: a factor on Δ over the generated positions.
+        when: a condition, answered per row.
+    """
+
+    operator: Operator
+    vector: SteeringVector
+    where: Where
+    scale: float = 1.0
+    median_norm: float | None = None
+    norm: Norm | None = None
+    schedule: Schedule | None = None
+    when: Condition | None = None
+
+    def __post_init__(self) -> None:
+        check_operator(self.operator)
+        vector = self.vector
+        card_applies = vector.card.extracted_at == vector.hook_point.name
+        if self.median_norm is None and self.needs_median_norm and card_applies:
+            object.__setattr__(self, "median_norm", vector.card.median_norm)
+        object.__setattr__(self, "scale", finite(self.scale, "The scale of an edit"))
+        if self.median_norm is not None:
+            median = finite(self.median_norm, f"The median norm at {vector.hook_point.name}")
+            if median <= 0:
+                raise PlanError(f"The median norm at {vector.hook_point.name} is a number > 0, got {median!r}.")
+            object.__setattr__(self, "median_norm", median)
+        if self.norm not in (None, "keep"):
+            raise PlanError(f"norm is 'keep' or None, got {self.norm!r}.")
+        for name, kind in (("schedule", Schedule), ("when", Condition)):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
+                raise PlanError(f"{name} takes what sl.{name} makes, got {getattr(self, name)!r:.60}.")
+        self.operator.check(vector)
+
+    @property
+    def hook_point(self) -> HookPoint:
+        """Where in the model it acts."""
+        return self.vector.hook_point
+
+    @property
+    def vectors(self) -> tuple[SteeringVector, ...]:
+        """Its own vector, those of its operator, and its condition's probe."""
+        probes = () if self.when is None else (self.when.probe,)
+        return (self.vector, *self.operator.others.values(), *probes)
+
+    @property
+    def needs_median_norm(self) -> bool:
+        """Whether a strength is given as a dose."""
+        return self.operator.unit == "dose"
+
+    @property
+    def no_formula_because(self) -> str | None:
+        """Why `formula` cannot say what the edit does; None if it can."""
+        if not self.operator.has_formula:
+            return f"{self.operator} cannot be written as it"
+        named = (("norm='keep'", self.norm), ("a schedule", self.schedule), ("a condition", self.when))
+        return next((f"{self.operator} has {name}" for name, value in named if value is not None), None)
+
+    def scaled(self, factor: float) -> "Edit":
+        """The same edit with Δ multiplied by `factor`."""
+        return replace(self, scale=self.scale * factor)
+
+    def with_vector(self, vector: SteeringVector) -> "Edit":
+        """The same operator, strength and positions along another vector; a dose is measured anew if it moved."""
+        keep = self.median_norm if vector.hook_point == self.hook_point else None
+        return replace(self, vector=vector, median_norm=keep)
+
+    def with_median_norm(self, value: float) -> "Edit":
+        """The same edit, its dose resolved."""
+        return replace(self, median_norm=value)
+
+    def selects(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
+        """Which of a pass's tokens it edits, its condition left aside."""
+        chosen = self.where.resolve(rows)
+        if self.schedule is None:
+            return chosen
+        return chosen & (self.schedule.factor(rows.generated_index) != 0)
+
+    def factors(self, rows: RowPositions) -> Float[Tensor, "batch pos"] | None:
+        """The schedule's factor for each of a pass's tokens; None without a schedule."""
+        return None if self.schedule is None else self.schedule.factor(rows.generated_index)
+
+    def delta(
+        self,
+        h: Float[Tensor, "*batch d_model"],
+        factors: Float[Tensor, "*batch"] | None = None,
+        along: Direction | None = None,
+    ) -> Float[Tensor, "*batch d_model"]:
+        """What is added to the stream, float32.
+
+        Args:
+            h: the stream, float32.
+            factors: the schedule's factor for each token; None for 1.
+            along: the vectors on the stream's device, if they are there already.
+
+        Raises:
+            PlanError: if the operator gives no tensor, or one that does not broadcast to the stream.
+        """
+        change = self.scale * self._checked("delta", self.operator.delta(h, along or self.direction(h.device)), h.shape)
+        if factors is not None:
+            change = factors[..., None] * change
+        return change if self.norm is None else _norm_kept(h, change)
+
+    def constant_delta(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Scaled Δ [d_model] in a dtype, and its norm, if what is added does not depend on stream or position."""
+        if self.norm is not None or self.schedule is not None:
+            return None
+        constant = self.operator.constant(self.direction(device))
+        if constant is None:
+            return None
+        self._checked("constant", constant, self.vector.values.shape)
+        with torch.inference_mode(False):
+            scaled = self.scale * constant
+            return scaled.to(dtype), scaled.norm()
+
+    def formula(self) -> tuple[float, float, float, float, float]:
+        """(a, g, lo, hi, s): the operator's formula and the edit's scale; see `Operator.formula`.
+
+        Raises:
+            PlanError: for an edit that the formula cannot express; names why.
+        """
+        reason = self.no_formula_because
+        if reason is not None:
+            raise PlanError(f"This engine carries out edits of one shared formula only, and {reason}.")
+        return (*self.operator.formula(self.direction(torch.device("cpu"))), self.scale)
+
+    def _checked(self, method: str, found: object, wanted: torch.Size) -> Tensor:
+        """What a method of the operator gave, if it is a tensor that broadcasts to a shape."""
+        name = f"{method} of the operator {type(self.operator).__name__}"
+        if not isinstance(found, Tensor):
+            raise PlanError(f"{name} gives a tensor of shape {list(wanted)}, got {found!r:.60}.")
+        sizes = zip(reversed(found.shape), reversed(wanted), strict=False)
+        if len(found.shape) > len(wanted) or any(size not in (1, whole) for size, whole in sizes):
+            raise PlanError(
+                f"{name} gives a tensor of shape {list(wanted)}, or one that broadcasts to it; got {list(found.shape)}."
+            )
+        return found
+
+    def direction(self, device: torch.device) -> Direction:
+        """The vectors, copied to a device.
+
+        Raises:
+            PlanError: for a dose that is not resolved.
+        """
+        if self.needs_median_norm and self.median_norm is None:
+            raise PlanError(f"{self} gives a dose, but the median norm there is unknown; resolve the plan first.")
+        norm = math.nan if self.median_norm is None else self.median_norm
+        with torch.inference_mode(False):
+            values, unit = self.vector.values.to(device), self.vector.unit.to(device)
+            others = {name: vector.values.to(device) for name, vector in self.operator.others.items()}
+        return Direction(values, unit, norm, others)
+
+    def content(self) -> list[Any]:
+        """What identifies the edit: operator, vector, positions, scale, the norm its dose refers to, and options."""
+        always = [self.operator.to_json(), self.vector.hash, self.where.to_json(), self.scale, self.median_norm]
+        options = {
+            "norm": self.norm,
+            "schedule": None if self.schedule is None else self.schedule.to_json(),
+            "when": None if self.when is None else self.when.content(),
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        return [*always, given] if given else always
+
+    def __str__(self) -> str:
+        times = "" if self.scale == 1 else f" × {self.scale:g}"
+        names = [("along", self.vector.name), *((role, other.name) for role, other in self.operator.others.items())]
+        times += "".join(f" {role} {name!r}" for role, name in names if name)
+        options = [f"norm={self.norm}"] * (self.norm is not None)
+        options += [f"schedule={self.schedule}"] * (self.schedule is not None)
+        options += [f"when {self.when}"] * (self.when is not None)
+        return "; ".join([f"{self.operator}{times} at {self.hook_point.name}, {self.where}", *options])
+
+
+def edit_along(
+    operator: Operator,
+    vector: SteeringVector,
+    where: WhereLike,
+    norm: Norm | None,
+    schedule: Schedule | None,
+    when: Condition | None,
+) -> Edit:
+    """The edit that applies an operator along a vector, at the default positions if none are given.
+
+    Raises:
+        PlanError: for something else than a vector, positions or options of an edit.
+    """
+    if not isinstance(vector, SteeringVector):
+        raise PlanError(
+            f"An edit takes a SteeringVector, got {type(vector).__name__}; "
+            "wrap a tensor with SteeringVector.from_tensor(tensor, layer=…), or choose a layer of a VectorSet."
+        )
+    return Edit(operator, vector, as_where(where, default()), norm=norm, schedule=schedule, when=when)
+
+
+def _norm_kept(h: Tensor, change: Tensor) -> Tensor:
+    """The change that gives h + change the norm of h; where nothing is left, there is nothing to rescale."""
+    edited = h + change
+    before = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+    after = torch.linalg.vector_norm(edited, dim=-1, keepdim=True)
+    return edited * torch.where(after > 0, before / after, 1.0) - h

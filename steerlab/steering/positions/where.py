@@ -1,0 +1,175 @@
+"""Where an edit acts: sets of absolute token positions, combined with `|`, `&` and `~`.
+
+Positions count a row's own tokens from 0; padding has none and never matches. A row's prompt length divides them:
+positions below it are the prompt, positions from it on are generated (in scoring, the target's tokens). `ids` looks at
+the tokens themselves; `span` and `mask` look at the prompt a row came from, see `prompt_lookup`.
+
+Examples:
+    >>> str(last_prompt() | generated())
+    'last_prompt() | generated()'
+"""
+
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+
+from steerlab.core.errors import PlanError
+from steerlab.core.numbers import Integer, as_list, plain
+from steerlab.steering.positions.rows import RowPositions as RowPositions
+from steerlab.steering.positions.sets import (
+    All,
+    Both,
+    Either,
+    Generated,
+    Ids,
+    Index,
+    LastPrompt,
+    Mask,
+    Not,
+    Prompt,
+    Span,
+)
+from steerlab.steering.positions.sets import Where as Where
+
+
+def all() -> Where:
+    """Every position."""
+    return All()
+
+
+def prompt() -> Where:
+    """Every position of the prompt."""
+    return Prompt()
+
+
+def last_prompt() -> Where:
+    """The prompt's last position, which predicts the first generated token."""
+    return LastPrompt()
+
+
+def generated(after: Integer = 0, until: Integer | None = None) -> Where:
+    """Generated positions j with after ≤ j < until; j counts from 0 at the first token fed back to the model.
+
+    Editing these alone leaves the first generated token as it was: that one is predicted by the last prompt position.
+    """
+    return Generated(plain(after), plain(until))
+
+
+def index(*indices: Any) -> Where:
+    """Single absolute positions, one by one or as one list or array; negative ones count from the prompt's end."""
+    return Index(_spread(indices))
+
+
+def ids(*token_ids: Any) -> Where:
+    """Positions that hold one of these token ids, in the prompt or generated."""
+    return Ids(_spread(token_ids))
+
+
+def span(text: str, *, occurrence: Integer | None = None, missing: Literal["error", "skip"] = "error") -> Where:
+    """The prompt's tokens that spell a text, found through the tokenizer's character offsets.
+
+    A token belongs to the span if it shares a character with it, so a token that spells more than the text is in.
+    For chat prompts the text is looked for in the rendered conversation, for prompts of token ids in what they spell.
+
+    Args:
+        text: what to look for, case-sensitive; in the prompt only, not in what is generated.
+        occurrence: which one, from 0; negative from the end; None for all of them.
+        missing: what a prompt without the text means: an error, or no position there.
+    """
+    return Span(text, plain(occurrence), missing)
+
+
+def mask(values: Any) -> Where:
+    """Positions chosen one by one.
+
+    Args:
+        values: booleans of shape [batch, pos], a row per prompt of the call; or [pos], the same for every prompt.
+            Column t is absolute position t of the row, padding not counted; positions beyond the last column are out.
+
+    Raises:
+        PlanError: for another shape or dtype, or if nothing is chosen at all.
+    """
+    try:
+        table = torch.as_tensor(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise PlanError(f"mask(...) takes a table of booleans, [batch, pos] or [pos]: {error}.") from error
+    if table.dtype != torch.bool or table.ndim not in (1, 2):
+        raise PlanError(
+            f"mask(...) takes booleans of shape [batch, pos] or [pos], got {table.dtype} of shape {list(table.shape)}."
+        )
+    rows = torch.atleast_2d(table).cpu()
+    if not bool(rows.any()):
+        raise PlanError("mask(...) chooses no position; leave the edit out instead.")
+    return Mask(tuple(tuple(row.nonzero()[:, 0].tolist()) for row in rows))
+
+
+def default() -> Where:
+    """`last_prompt() | generated()`: reaches every generated token, the first included."""
+    return Either(LastPrompt(), Generated())
+
+
+WhereLike: TypeAlias = Where | str | None
+NAMED: Final = {"all": all, "prompt": prompt, "last_prompt": last_prompt, "generated": generated, "default": default}
+"""Sets that a plain string names wherever positions are taken."""
+
+
+def as_where(given: WhereLike, otherwise: Where, *, argument: str = "where") -> Where:
+    """The positions that an argument states: a set itself, or the name of a simple one.
+
+    Args:
+        given: what was passed.
+        otherwise: what None means.
+        argument: its name, for the error.
+
+    Raises:
+        PlanError: for anything else.
+
+    Examples:
+        >>> str(as_where("generated", all()))
+        'generated()'
+    """
+    if given is None:
+        return otherwise
+    if isinstance(given, str) and given in NAMED:
+        return NAMED[given]()
+    if not isinstance(given, Where):
+        names = ", ".join(map(repr, NAMED))
+        raise PlanError(f"{argument} takes positions such as sl.where.last_prompt(), or {names}; got {given!r}.")
+    return given
+
+
+def from_json(data: dict[str, Any]) -> Where:
+    """The set that `to_json` described.
+
+    Raises:
+        PlanError: if the description is not one of ours.
+    """
+    try:
+        return _build(data)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PlanError(f"Not a description of positions: {data!r:.120}.") from error
+
+
+def _spread(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values given one by one, or as one list or array."""
+    (only,) = values if len(values) == 1 else (None,)
+    return tuple(as_list(only) or map(plain, values))
+
+
+def _build(data: dict[str, Any]) -> Where:
+    kind = data["kind"]
+    simple = {"all": All, "prompt": Prompt, "last_prompt": LastPrompt}
+    if kind in simple:
+        return simple[kind]()
+    if kind == "generated":
+        return Generated(data["after"], data["until"])
+    if kind == "index":
+        return Index(tuple(data["indices"]))
+    if kind == "ids":
+        return Ids(tuple(data["token_ids"]))
+    if kind == "span":
+        return Span(data["text"], data["occurrence"], data["missing"])
+    if kind == "mask":
+        return Mask(tuple(tuple(int(i) for i in row) for row in data["rows"]))
+    parts = [from_json(part) for part in data["of"]]
+    return {"either": Either, "both": Both, "not": Not}[kind](*parts)

@@ -1,0 +1,77 @@
+"""How the tests are divided among the worker processes of pytest-xdist.
+
+A unit runs in one worker from beginning to end: the tests of one file, which share its fixtures, or, in files whose
+tests are long and share nothing, each test by itself. A worker takes the next unit when it is nearly done with the last
+one. The long ones go first, so that no worker is left with one of them while the other has nothing to do.
+
+Those that run vLLM in the test process go last: its import changes settings of the whole process.
+"""
+
+from collections.abc import Sequence
+
+APART = ("tests/notebooks/test_notebooks.py",)
+"""Files whose tests are units of their own."""
+
+SECONDS = {
+    "tests/experiment/test_reference.py": 120,
+    "tests/cli/test_run_examples.py": 100,
+    "tests/docs/test_docs_code.py": 100,
+    "tests/notebooks/test_notebooks.py": 60,
+    "tests/models/test_models.py": 75,
+    "tests/lens/test_compiled.py": 70,
+    "tests/experiment/test_sweep_ray.py": 60,
+    "tests/experiment/test_error_rates.py": 40,
+    "tests/steering/test_bipo.py": 40,
+    "tests/lens/test_growth.py": 36,
+    "tests/cli/test_commands.py": 35,
+    "tests/cli/test_run_experiment.py": 30,
+    "tests/cli/test_run_sweep.py": 30,
+    "tests/lens/test_edits_on_a_model.py": 30,
+    "tests/lens/test_engine.py": 30,
+    "tests/lens/test_families.py": 30,
+    "tests/sequences/test_data_parallel.py": 24,
+    "tests/lens/test_devices.py": 23,
+    "tests/experiment/test_killed.py": 20,
+    "tests/lens/test_not_finite.py": 19,
+    "tests/steering/test_shipped_vector.py": 19,
+    "tests/lens/test_streaming.py": 15,
+    "tests/sequences/test_smollm2.py": 14,
+    "tests/sequences/test_devices.py": 13,
+    # those that run vLLM
+    "tests/vllm/test_processes.py": 90,
+    "tests/vllm/test_serving.py": 60,
+    "tests/vllm/test_families.py": 50,
+    "tests/vllm/test_notebook.py": 25,
+    "tests/vllm/test_parity.py": 25,
+    "tests/vllm/test_non_finite.py": 20,
+    "tests/vllm/test_real_vllm.py": 20,
+    "tests/vllm/test_scoring.py": 20,
+    "tests/vllm/test_engine.py": 19,
+    "tests/experiment/test_vllm_effect.py": 15,
+}
+"""By file: about how long it takes, or each of its tests if they are apart; the others take a few seconds."""
+
+
+def unit_of(test_id: str) -> str:
+    """The unit that a test belongs to."""
+    file = test_id.partition("::")[0]
+    return test_id if file in APART else file
+
+
+def in_order_of_length(test_ids: Sequence[str], runs_vllm: Sequence[bool]) -> list[int]:
+    """The places of the tests in the order in which they should be handed out.
+
+    Args:
+        test_ids: the tests as collected.
+        runs_vllm: of each test, whether it runs vLLM.
+    """
+    units = [unit_of(test_id) for test_id in test_ids]
+    first = {unit: place for place, unit in reversed(list(enumerate(units)))}
+    last_ones = {unit for unit, late in zip(units, runs_vllm, strict=True) if late}
+
+    def rank(place: int) -> tuple[bool, int, int, int]:
+        unit = units[place]
+        seconds = SECONDS.get(test_ids[place].partition("::")[0], 0)
+        return unit in last_ones, -seconds, first[unit], place
+
+    return sorted(range(len(test_ids)), key=rank)
