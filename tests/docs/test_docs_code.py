@@ -1,6 +1,7 @@
 """The documentation's Python: every block is valid, and the blocks of the quick pages run in order."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,22 @@ def test_every_block_is_valid_python(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_a_block_left_out_says_why(page: Path) -> None:
     assert [block.line for block in blocks(page) if block.not_run is not None and len(block.not_run) < 8] == []
+
+
+def public_modules() -> list[str]:
+    """The modules that the reference page calls public."""
+    return re.findall(r"^\| `(steerlab[\w.*]+)` \|", (ROOT / "docs/reference.md").read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_import_public_modules_only(page: Path) -> None:
+    public = public_modules()
+    assert "steerlab.vllm" in public
+    prefixes = tuple(module.removesuffix("*") for module in public if module.endswith("*"))
+    for block in blocks(page):
+        found = [node.module or "" for node in ast.walk(ast.parse(block.source)) if isinstance(node, ast.ImportFrom)]
+        own = [module for module in found if module.startswith("steerlab.")]
+        assert [module for module in own if module not in public and not module.startswith(prefixes)] == []
 
 
 @pytest.fixture
