@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ def load(
     revision: str | None = None,
     **vllm_options: Any,
 ) -> "VLLMEngine": ...
-@explains_arguments
-def load(
+def load(  # the backends explain arguments that they do not have
     model: "str | Path | Any",
     dtype: "str | torch.dtype | None" = None,
     device: "str | torch.device | None" = None,

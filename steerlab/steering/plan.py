@@ -22,7 +22,7 @@ from steerlab.steering.vectors import SteeringVector, VectorCard
 
 
 @runtime_checkable
-class HookedEngine(Protocol):
+class HookedEngine(Engine, Protocol):
     """An engine whose model runs in this process and takes hooks."""
 
     def hooks_of(self, plan: "Plan") -> "HookPairs":
@@ -201,7 +201,7 @@ class Plan:
         check_finite_range(resolved.edits, info)
         return resolved
 
-    def hooks(self, engine: Engine) -> HookPairs:
+    def hooks(self, engine: object) -> HookPairs:
         """The plan as (hook name, function) pairs, for `run_with_cache` and the like.
 
         The functions take each call as whole prompts of full length, without padding or cache: position t of the

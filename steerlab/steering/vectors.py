@@ -117,7 +117,7 @@ class SteeringVector:
         row = row_of(self.values)
         dtype = getattr(self.values, "dtype", None)
         if row is None and (dtype == torch.bool or getattr(dtype, "is_complex", False)):
-            raise VectorShapeError(f"A steering vector holds real numbers, got {dtype}; convert it first.")
+            raise VectorShapeError(f"A steering vector holds real numbers [d_model], got {dtype}; convert them first.")
         if row is None:
             raise VectorShapeError(
                 f"A steering vector has shape [d_model], got {shape_of(self.values)}. (Indexing a [d_model] tensor "

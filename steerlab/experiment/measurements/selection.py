@@ -106,11 +106,11 @@ class Selection:
 
     def __str__(self) -> str:
         edge = f"; at {' and '.join(self.edges)}, so a better one may lie beyond the grid" if self.edges else ""
-        bounds = ", ".join(f"{name} ≤ {bound:g}" for name, bound in self.subject_to.items())
-        satisfied = f", of which {int(self.table.satisfied.sum())} satisfy {bounds}" if bounds else ""
+        bounds = ", ".join(f"{name} ≤ {bound:g}" for name, bound in self.subject_to.items()) or "no constraint"
         return (
             f"{self.vector_name} at layer {self.layer}, dose {self.dose:g}: {self.metric} {self.gain:+.3f} on "
-            f"development items; best of {len(self.table)} tries{satisfied}{edge}"
+            f"development items; best of {len(self.table)} tries, of which {int(self.table.satisfied.sum())} satisfy "
+            f"{bounds}{edge}"
         )
 
 
