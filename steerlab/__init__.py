@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from steerlab.experiment.run_comparison import compare
     from steerlab.scoring.distributions import read_distributions
     from steerlab.scoring.divergence import Divergence, divergence
+    from steerlab.scoring.show_tokens import show_tokens
     from steerlab.scoring.sliding import Perplexity, perplexity
     from steerlab.sequences import (
         BatchedSequences,
@@ -158,6 +159,7 @@ _NAMES = {
     "register_operator": "steerlab.steering.operators.registry",
     "rotate": "steerlab.steering.operators",
     "set": "steerlab.steering.operators",
+    "show_tokens": "steerlab.scoring.show_tokens",
     "when": "steerlab.steering.positions.condition",
 }
 _MODULES = {"schedule": "steerlab.steering.positions.schedule", "where": "steerlab.steering.positions.where"}
@@ -236,6 +238,7 @@ __all__ = [
     "register_operator",
     "rotate",
     "schedule",
+    "show_tokens",
     "when",
     "where",
 ]

@@ -18,7 +18,7 @@ SequenceDiagnostics SequenceProcessor SteeringVector SteerlabError TargetError T
 UnknownOperatorError VLLMEngine VectorFileError VectorMismatchError VectorSet VectorShapeError VectorValueError
 __version__ ablate add clamp compare create_steering_hook current_step divergence explain export_gguf extract
 generate_steered_response hooked_generate import_loreft import_sae load perplexity plot_diagnostics read_distributions
-register_dataset register_operator rotate schedule when where
+register_dataset register_operator rotate schedule show_tokens when where
 """.split()
 
 
