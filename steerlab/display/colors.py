@@ -35,7 +35,8 @@ class Scale:
             return None
         place = min(max(value, self.low), self.high)
         if self.is_diverging:
-            end, share = (_NEGATIVE, place / self.low) if place < 0 else (_POSITIVE, place / self.high)
+            end, bound = (_NEGATIVE, self.low) if place < 0 else (_POSITIVE, self.high)
+            share = place / bound if place else 0.0
         else:
             end, share = _MUCH, (place - self.low) / (self.high - self.low)
         return _mixed(end, share)

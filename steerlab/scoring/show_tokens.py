@@ -11,7 +11,7 @@ from steerlab.core.errors import InputError, PromptError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
-from steerlab.display import TokenView, tokens
+from steerlab.display import Scale, TokenView, diverging, sequential, tokens
 from steerlab.measures.quantities import PolicyEntropy, Quantity, TokenLogProb
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import SteeringVector
@@ -44,7 +44,8 @@ def show_tokens(
             projection the whole text is a prompt, as in `capture`.
         value: `projection` on the vector; `log_prob` of each token given those before it; `delta_log_prob`, steered
             minus unsteered; or `entropy` of the prediction. By default what fits: `projection` with a vector,
-            `delta_log_prob` with a plan, else `log_prob`. The first token is not predicted and has no colour.
+            `delta_log_prob` with a plan, else `log_prob`. The first token is not predicted and has no colour; of a
+            projection it is shown, and left out of the scale.
         chat: take a string as a user turn of a chat.
 
     Raises:
@@ -67,13 +68,22 @@ def show_tokens(
     else:
         values = _predicted(engine, encoded, chosen, plan)
     label, unit = _LABELS[chosen]
+    but_first = [number for row in values for number in (row[1:] if len(row) > 1 else row)]
     return tokens(
         [[token_text(engine.tokenizer, token) for token in ids] for ids in encoded],
         values,
         label=label.format(vector=(vector and vector.name) or "the vector"),
         unit=unit,
-        scale="sequential" if chosen == "entropy" else "diverging",
+        scale=_scale(chosen, but_first),
     )
+
+
+def _scale(value: str, numbers: Sequence[float]) -> Scale:
+    """The colours; the first token is left out, because its stream is often a hundred times as long as any other."""
+    if value == "entropy":
+        return sequential(numbers)
+    scale = diverging(numbers)
+    return Scale(scale.low, 0.0, True) if value == "log_prob" else scale
 
 
 def _chosen(value: str | None, vector: SteeringVector | None, plan: Plan | None) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steerlab.display import Face, Fold, Table, diverging, figure, sequential, tokens
+from steerlab.display import Face, Fold, Scale, Table, diverging, figure, sequential, tokens
 from steerlab.display.colors import contrast, text_on
 
 EVIL = '<script>alert("x")</script> & <b title="y">'
@@ -43,6 +43,12 @@ def test_text_on_every_colour_can_be_read(value, is_diverging):
     background = scale.rgb(value)
     ink = {"#000": (0.0, 0.0, 0.0), "#fff": (1.0, 1.0, 1.0)}[text_on(background)]
     assert contrast(background, ink) >= 4.5
+
+
+def test_a_scale_may_end_at_zero():
+    scale = Scale(-3.0, 0.0, True)
+    assert scale.rgb(0.0) == scale.rgb(2.0) == (1.0, 1.0, 1.0)
+    assert scale.rgb(-3.0) == diverging([3.0]).rgb(-3.0)
 
 
 def test_zero_has_no_colour_and_the_ends_are_far_apart():

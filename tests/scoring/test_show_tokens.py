@@ -32,6 +32,7 @@ def test_log_probs_are_the_scores(engine):
         assert math.isnan(row.values[0])
         assert row.values[1:] == pytest.approx(score.token_log_probs)
         assert "".join(row.tokens) == text
+    assert view.scale.high == 0.0
 
 
 def test_a_plan_shows_its_change(engine, vector):
@@ -50,6 +51,8 @@ def test_projections_are_those_of_the_activations(engine, vector):
     for index, row in enumerate(view.rows):
         assert row.values == pytest.approx((found.of(index, 1) @ vector.unit).tolist(), rel=1e-5)
     assert "projection on slope" in repr(view)
+    largest = max(abs(value) for row in view.rows for value in row.values[1:])
+    assert view.scale.high == pytest.approx(largest)  # the first token's is not counted
 
 
 def test_entropies_lie_between_zero_and_that_of_chance(engine):
