@@ -11,7 +11,7 @@ from torch import Tensor
 from steerlab.core.characters import check_whole
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine, ModelInfo
-from steerlab.core.errors import HookPointError, VectorShapeError, VectorValueError
+from steerlab.core.errors import HookPointError, VectorMismatchError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
@@ -228,6 +228,77 @@ class SteeringVector:
         point = HookPoint(plain(layer), site or self.site)
         return replace(self, hook_point=point, card=replace(self.card, median_norm=None))
 
+    __array_ufunc__ = None  # so that a NumPy number times a vector is a vector
+
+    def __add__(self, other: "SteeringVector") -> "SteeringVector":
+        return self._with(other, "+", lambda a, b: a + b)
+
+    def __sub__(self, other: "SteeringVector") -> "SteeringVector":
+        return self._with(other, "−", lambda a, b: a - b)
+
+    def __neg__(self) -> "SteeringVector":
+        return self._named(f"−{_term(self)}", -self.values, "negative")
+
+    def __mul__(self, factor: Number) -> "SteeringVector":
+        scaled = self.scaled(factor)
+        return scaled._named(f"{float(factor):g} × {_term(self)}", scaled.values, "multiple")
+
+    __rmul__ = __mul__
+
+    def project_out(self, *others: "SteeringVector") -> "SteeringVector":
+        """What is left of the vector without its components along others, which need not be orthogonal.
+
+        Raises:
+            HookPointError, VectorMismatchError: for a vector of another place, width or model.
+            VectorValueError: if nothing is left.
+
+        Examples:
+            >>> v, w = (SteeringVector.from_tensor(t, layer=1) for t in ([3.0, 4.0], [2.0, 0.0]))
+            >>> v.project_out(w).values
+            tensor([0., 4.])
+        """
+        left, card = self.values.double(), self.card
+        for other in others:
+            card = self._shared_card(other, card)
+        basis, _ = torch.linalg.qr(torch.stack([other.unit.double() for other in others], dim=1))
+        left = left - basis @ (basis.T @ left)
+        if left.norm() <= 1e-6 * self.norm:
+            raise VectorValueError(f"{self!r} lies in the span of the others; without them nothing is left of it.")
+        name = f"{_term(self)} without {', '.join(map(_term, others))}"
+        return replace(self, values=left.float(), card=replace(card, name=name, method="project_out"))
+
+    def _with(
+        self, other: "SteeringVector", sign: str, combine: Callable[[Tensor, Tensor], Tensor]
+    ) -> "SteeringVector":
+        if not isinstance(other, SteeringVector):
+            return NotImplemented
+        card = replace(self._shared_card(other, self.card), name=f"{_term(self)} {sign} {_term(other)}")
+        return replace(self, values=combine(self.values, other.values), card=replace(card, method="sum"))
+
+    def _named(self, name: str, values: Tensor, method: str) -> "SteeringVector":
+        return replace(self, values=values, card=replace(self.card, name=name, method=method))
+
+    def _shared_card(self, other: "SteeringVector", card: VectorCard) -> VectorCard:
+        """The entries of a card that another vector's has too; the others are unknown of what both make.
+
+        Raises:
+            HookPointError: if the vectors belong to different hook points.
+            VectorMismatchError: if they have different widths, or are of different models.
+        """
+        if other.hook_point != self.hook_point:
+            raise HookPointError(
+                f"Vectors are combined at one hook point, got {self.hook_point.name} and {other.hook_point.name}; move "
+                "one with .at(layer) if that is meant."
+            )
+        if other.d_model != self.d_model:
+            raise VectorMismatchError(f"Vectors of widths {self.d_model} and {other.d_model} cannot be combined.")
+        hashes = {self.card.weights_hash, other.card.weights_hash} - {None}
+        if len(hashes) > 1:
+            raise VectorMismatchError(f"{self!r} is of {self.card.model} and {other!r} of {other.card.model}.")
+        kept = {f.name: getattr(card, f.name) for f in fields(card)}
+        differing = [name for name, value in kept.items() if value != getattr(other.card, name)]
+        return VectorCard(**{name: value for name, value in kept.items() if name not in differing})
+
     def cosine(self, other: "SteeringVector") -> float:
         """Cosine between two vectors."""
         return float(self.unit @ other.unit)
@@ -244,6 +315,12 @@ class SteeringVector:
             VectorFileError: if it is not such a file, is damaged, or holds several vectors.
         """
         return _above("files").load_one_vector(path)
+
+
+def _term(vector: SteeringVector) -> str:
+    """A vector's name as part of another's."""
+    name = vector.name or "a vector"
+    return f"({name})" if any(sign in name for sign in (" + ", " − ", " without ")) else name
 
 
 @dataclass(frozen=True)
