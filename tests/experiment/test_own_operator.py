@@ -9,8 +9,7 @@ from typing_extensions import override
 
 import steerlab as sl
 from steerlab.core.errors import RunError, UnknownOperatorError
-from steerlab.steering import registry
-from steerlab.steering.operators import Ablate
+from steerlab.steering.operators import Ablate, registry
 from steerlab.steering.operators.edit import Edit
 from tests.experiment.data import DEV, PAIRS, TARGETS, TEXTS
 
