@@ -564,13 +564,13 @@ MUTANTS = [
         "prefix cache key without plan",
         'f"{self.plan}:{inside}"',
         'f"{inside}"',
-        "tests/vllm/test_specs.py",
+        "tests/vllm/test_request_spec.py",
     ),
     Mutant(
         "prefix cache key without positions",
         'f"{self.plan}:{inside}"',
         'f"{self.plan}"',
-        "tests/vllm/test_specs.py",
+        "tests/vllm/test_request_spec.py",
     ),
     Mutant(
         "a request preempted loses its tally",
@@ -580,7 +580,7 @@ MUTANTS = [
     ),
     Mutant(
         "worker tally skipped",
-        "account.tallies.append(copy)",
+        "record.tallies.append(copy)",
         "pass",
         "tests/vllm/test_steering_state.py",
     ),
@@ -619,13 +619,13 @@ MUTANTS = [
         "tokens that were run again are counted twice",
         "int(counted) - beyond",
         "int(counted)",
-        "tests/vllm/test_accounts.py",
+        "tests/vllm/test_build_receipts.py",
     ),
     Mutant(
         "a position that never ran goes unnoticed",
         "if start < length and size(covered) != length - start:",
         "if False:",
-        "tests/vllm/test_accounts.py",
+        "tests/vllm/test_build_receipts.py",
     ),
     Mutant(
         "a shared prefix taken over from other tokens",
@@ -643,7 +643,7 @@ MUTANTS = [
         "positions that depend on tokens to come let through",
         "if any(not np.array_equal(mask, masks[0]) for mask in masks[1:]):",
         "if False:",
-        "tests/vllm/test_targeting.py",
+        "tests/vllm/test_position_runs.py",
     ),
     Mutant(
         "the operator's projection not taken off",
