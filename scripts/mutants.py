@@ -677,12 +677,6 @@ MUTANTS = [
         "tests/scoring/test_windows.py",
     ),
     Mutant(
-        "BOS counted as scored",
-        "n_tokens - (0 if self.sizes.prefix else 1)",
-        "n_tokens",
-        "tests/scoring/test_sliding.py",
-    ),
-    Mutant(
         "BOS counted as bytes",
         "if not self.sizes.prefix: self._unscored = self._bytes_of_first(ids[0])",
         "pass",

@@ -49,6 +49,15 @@ def test_effects_on_held_out_items_count(tiny_llama_engine: sl.LensEngine, tmp_p
     exp.close()
 
 
+def test_the_same_call_on_other_items_is_another_look_also_in_a_later_run(
+    tiny_llama_engine: sl.LensEngine, tmp_path: Path
+) -> None:
+    for items in (HELD_OUT, DEV, HELD_OUT):
+        with opened(tiny_llama_engine, tmp_path) as exp:
+            exp.effect(PLAN, items, DOSES, **FEW)
+    assert len(exp.looks) == 2, "the third call was the first one again"
+
+
 def test_looks_of_earlier_runs_of_the_folder_count_and_their_repetition_does_not(
     tiny_llama_engine: sl.LensEngine, tmp_path: Path
 ) -> None:
