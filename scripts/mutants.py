@@ -882,7 +882,7 @@ MUTANTS = [
         "an unfinished model directory is taken",
         'whole = all((directory / name).stat().st_size == size for name, size in marker["files"].items())',
         "whole = True",
-        "tests/models/test_models.py -k 'building or unfinished or marker'",
+        "tests/models/test_models.py -k 'building or prepared_model_with'",
     ),
     Mutant(
         "a hash remembered of other bytes",

@@ -414,3 +414,12 @@ def test_a_large_model_that_was_hashed_whole_before_keeps_its_hash(cache, large,
 def test_hash_of_what_is_no_model(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"needs a config\.json"):
         weights_hash(tmp_path)
+
+
+def test_a_prepared_model_with_a_file_of_another_size_is_not_finished(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    marker = {"files": {"model.safetensors": len(b"weights")}}
+    (tmp_path / conversion._MARKER).write_text(json.dumps(marker))
+    assert conversion.read_marker(tmp_path) == marker
+    (tmp_path / "model.safetensors").write_bytes(b"weig")
+    assert conversion.read_marker(tmp_path) is None
