@@ -61,17 +61,26 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     given = listed(prompts)
     if is_single_prompt(given):
         return [plain_text(given)]
-    if isinstance(given, Mapping) or hasattr(given, "columns"):
-        raise PromptError(
-            f"Prompts are a string, chat messages, token ids, or a list of those; got a {type(given).__name__}, whose "
-            "elements are names: pass one of its columns."
-        )
+    check_no_table(given)
     found = as_list(given, ordered=True)
     if found is None:
         raise PromptError(f"Prompts are a string, chat messages, token ids, or a list of those; got {prompts!r:.80}.")
     if not found:
         raise PromptError("There are no prompts; pass at least one.")
     return [_check_prompt(item, index) for index, item in enumerate(found)]
+
+
+def check_no_table(prompts: Any) -> None:
+    """Checks that prompts are not a data frame or a dictionary, whose elements are names.
+
+    Raises:
+        PromptError: otherwise.
+    """
+    if isinstance(prompts, Mapping) or hasattr(prompts, "columns"):
+        raise PromptError(
+            f"Prompts are a string, chat messages, token ids, or a list of those; got {type(prompts).__name__}, whose "
+            "elements are names: pass one of its columns."
+        )
 
 
 def is_single_prompt(prompts: PromptLike | Sequence[PromptLike]) -> bool:

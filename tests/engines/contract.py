@@ -12,6 +12,7 @@ An engine of one's own is tested so:
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -209,6 +210,9 @@ class EngineContract:
         layer = engine.traits.layers[0]
         with pytest.raises(PromptError):
             engine.generate([[]], max_new_tokens=1)
+        for table in (pd.DataFrame({"prompt": PROMPTS}), {"prompt": PROMPTS}):
+            with pytest.raises(PromptError, match="elements are names"):
+                engine.generate(table, max_new_tokens=1)
         with pytest.raises(ContextLengthError):
             engine.generate([[5] * engine.info.context_length], max_new_tokens=5)
         with pytest.raises(TargetError):

@@ -14,6 +14,7 @@ from steerlab.core.text import (
     EncodedPrompt,
     as_prompts,
     as_targets,
+    check_no_table,
     encode_prompt,
     is_single_prompt,
     listed,
@@ -44,6 +45,7 @@ class Encoder:
             PromptError: if there are no prompts at all.
         """
         chat = check_flag(chat, "chat")
+        check_no_table(prompts)
         found = None if is_single_prompt(prompts) else as_list(prompts, ordered=True)
         if not found:
             given: Any = prompts if found is None else []
