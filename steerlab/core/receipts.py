@@ -124,7 +124,8 @@ def warn_if_idle(receipts: Sequence[Receipt]) -> None:
     for plan, index in idle:
         edit = by_plan[plan].edits[index]
         warnings.warn(
-            f"{edit.title} selects no token in any row of this call, so it changed nothing; check its positions.",
+            f"{edit.title} selects no token in any row of this call, so it changed nothing; check its positions and "
+            "its schedule.",
             UserWarning,
             stacklevel=4,
         )

@@ -32,6 +32,17 @@ def test_an_unknown_name_is_an_error() -> None:
         find_metric("margin")
 
 
+@pytest.mark.parametrize("wrong", [lambda values: 0.0, lambda a, b, c: 0.0, lambda *, a, b: 0.0])
+def test_a_function_of_other_arguments_is_refused(wrong: Callable[..., float]) -> None:
+    with pytest.raises(InputError, match="A metric takes two arrays"):
+        find_metric(wrong)
+
+
+def test_a_function_of_two_arguments_may_have_more_with_defaults() -> None:
+    assert find_metric(functools.partial(np.subtract, dtype=None))[0] == "partial"
+    assert find_metric(lambda a, b, weight=1.0: 0.0)[0] == "<lambda>"
+
+
 # --- which metric it was ------------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,14 @@ def test_doses_that_are_no_tries_are_refused(doses):
         list_tries(vector(1), doses)
 
 
+def test_layers_may_be_counted_from_the_end(tiny_llama_engine, vectors):
+    last = tiny_llama_engine.info.n_layers - 1
+    ends = VectorSet((vector(last),))
+    assert select(tiny_llama_engine, ends, [0.1], DEV, layers=[-1]).layer == last
+    with pytest.raises(sl.HookPointError, match="Layer -9 does not exist"):
+        select(tiny_llama_engine, vectors, [0.1], DEV, layers=[-9])
+
+
 def test_input_that_cannot_be_searched_is_refused(tiny_llama_engine, vectors):
     with pytest.raises(InputError, match=r"layers \[7\]; there are vectors for \[1, 2\]"):
         list_tries(vectors, [0.1], layers=[1, 7])

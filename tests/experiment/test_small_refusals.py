@@ -1,12 +1,13 @@
 """What is refused or told of before anything runs, and what a run that goes on does not repeat."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import steerlab as sl
-from steerlab.core.errors import DataError, PlanError, RunError
+from steerlab.core.errors import DataError, InputError, PlanError, RunError
 from steerlab.experiment.report.document import document
 from steerlab.experiment.report.write import material_of
 from steerlab.experiment.scaling.folder import SweepFolder
@@ -118,3 +119,15 @@ def test_layers_are_counted_from_the_configuration(tiny_llama_path: Path, tmp_pa
     (tmp_path / "config.json").write_text((tiny_llama_path / "config.json").read_text())
     assert layer_count(tmp_path) == 4
     assert layer_count(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("name", [5, None, Path("runs/first")])
+def test_a_name_that_is_no_string_is_refused(name: Any, tiny_llama_engine: sl.LensEngine) -> None:
+    with pytest.raises(InputError, match="name is a string"):
+        sl.Experiment(name, tiny_llama_engine, root=None)
+
+
+def test_a_schedule_of_zero_is_told_of_as_such(tiny_llama_engine: sl.LensEngine) -> None:
+    plan = sl.Plan(sl.add(V, coef=1.0, schedule=sl.schedule.constant(0)))
+    with pytest.warns(UserWarning, match="check its positions and its schedule"):
+        tiny_llama_engine.generate(["the cat"], plan=plan, max_new_tokens=2)

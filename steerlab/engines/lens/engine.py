@@ -327,7 +327,9 @@ class LensEngine:
         plan: PlanArgument,
         measures: Measures,
     ) -> Measured:
-        forced = [ForcedPair(p.context_ids, p.target_ids, i, row) for row, (i, _, p) in enumerate(pairs)]
+        by_prompt: dict[int, list[ForcedPair]] = {}
+        for row, (i, _, p) in enumerate(pairs):
+            by_prompt.setdefault(i, []).append(ForcedPair(p.context_ids, p.target_ids, i, row))
         values: dict[int, dict[str, np.ndarray]] = {}
         receipts: list[Receipt] = []
         with _progress(len(pairs), "score") as bar:
@@ -336,8 +338,7 @@ class LensEngine:
                 task = TeacherForcing(
                     BridgedModel(self.model), assigned, measures, budget, self.info.d_vocab, bar.update, contents
                 )
-                wanted = set(members)
-                task.run([pair for pair in forced if pair.prompt_index in wanted])
+                task.run([pair for member in members for pair in by_prompt.get(member, ())])
                 values.update(task.values)
                 receipts += task.receipts
         in_order = sorted(receipts, key=lambda receipt: receipt.row_index)

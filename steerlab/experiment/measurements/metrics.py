@@ -38,13 +38,26 @@ def find_metric(metric: "str | Metric") -> tuple[str, Metric]:
         metric: a name, or a function of (log p of positive targets, log p of negative targets) → number.
 
     Raises:
-        InputError: for an unknown name.
+        InputError: for an unknown name, or a function that cannot be called with two arguments.
     """
     if callable(metric):
+        _check_takes_two(metric)
         return getattr(metric, "__name__", type(metric).__name__), metric
     if metric not in METRICS:
         raise InputError(f"Unknown metric {metric!r}; known: {', '.join(METRICS)}, or pass a function.")
     return metric, METRICS[metric]
+
+
+def _check_takes_two(metric: Metric) -> None:
+    try:
+        inspect.signature(metric).bind(None, None)
+    except ValueError:  # a built-in function without a signature
+        return
+    except TypeError as error:
+        raise InputError(
+            "A metric takes two arrays, the log p of an item's positive and of its negative targets, and gives a "
+            f"number; {getattr(metric, '__name__', metric)} cannot be called so: {error}."
+        ) from error
 
 
 def metric_identity(metric: "str | Metric") -> str:

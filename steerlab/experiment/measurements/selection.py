@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
+from steerlab.core.hook_points import resolve_layer
 from steerlab.core.numbers import as_integer, as_list, as_number, check_number, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
@@ -31,6 +32,7 @@ from steerlab.experiment.store.cells import Cell, join
 from steerlab.experiment.store.looks import prompt_hashes
 from steerlab.experiment.store.results import finding_kind
 from steerlab.experiment.store.run import Run
+from steerlab.experiment.store.session import Session
 from steerlab.scoring import text_nlls
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
@@ -154,7 +156,7 @@ def list_tries(
     if not values or 0 in values or len(set(values)) < len(found):
         raise InputError(f"Doses to select from are distinct finite numbers other than 0, got {shown(doses)}.")
     named = _named_vectors(vectors)
-    wanted = None if layers is None else set(_layers(layers))
+    wanted = None if layers is None else set(layers)
     chosen = [(name, v) for name, v in named if wanted is None or v.layer in wanted]
     missing = set() if wanted is None else wanted - {v.layer for _, v in chosen}
     if missing or not chosen:
@@ -188,7 +190,7 @@ def select(
         vectors: a vector, several, a set with one per layer, or sets and vectors by name.
         doses: doses to try, other than 0.
         on: development items.
-        layers: layers to try; all that the vectors have by default.
+        layers: layers to try, negative ones counted from the end; all that the vectors have by default.
         subject_to: upper bounds by name: `ppl_ratio` of `texts`, `entropy_change` (mean change of policy entropy on
             `texts` in nats, either way), `anti_steerable` (share of items whose metric falls).
         metric: `log_prob_margin`, `choice_prob` or a function, as for an effect.
@@ -206,7 +208,7 @@ def select(
             message then names the closest.
     """
     bounds = check_constraints(subject_to, texts)
-    tries = list_tries(vectors, doses, layers=layers, make=make)
+    tries = list_tries(vectors, doses, layers=_layers(layers, engine), make=make)
     return _search(engine, tries, on, bounds=bounds, metric=metric, texts=texts, policy=policy)
 
 
@@ -226,7 +228,8 @@ def measure_selection(
     """See `steerlab.experiment.Experiment.select`; every try is a cell."""
     session = run.session
     session.open()
-    tries, neutral = list_tries(vectors, doses, layers=layers, make=make), neutral_texts(texts)
+    tries = list_tries(vectors, doses, layers=_layers(layers, session), make=make)
+    neutral = neutral_texts(texts)
     bounds, own = check_constraints(subject_to, neutral), None if texts is None else neutral
     named, identity = [[one.plan.hash, one.name] for one in tries], metric_identity(metric)
     with run.measuring("select", lambda: ([on, own], [named, identity, bounds, str(policy)])):
@@ -411,11 +414,14 @@ def check_constraints(subject_to: Mapping[str, float] | None, texts: Sequence[Pr
     return bounds
 
 
-def _layers(layers: Any) -> list[int]:
+def _layers(layers: Any, of: Engine | Session) -> list[int] | None:
+    """The layers asked for, counted from the front; the model is asked for its depth only where one is negative."""
+    if layers is None:
+        return None
     found = [as_integer(layer) for layer in ([layers] if as_list(layers) is None else as_list(layers) or ())]
     if None in found:
         raise InputError(f"layers is a list of layers, integers, got {shown(layers)}.")
-    return [layer for layer in found if layer is not None]
+    return [layer if layer >= 0 else resolve_layer(layer, of.info.n_layers) for layer in found if layer is not None]
 
 
 def _named_vectors(vectors: VectorsLike) -> list[tuple[str, SteeringVector]]:

@@ -8,6 +8,7 @@ from typing import Any
 from steerlab.core.characters import check_whole
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError, ModelNotFoundError, RunError
+from steerlab.core.numbers import shown
 from steerlab.core.seeds import check_single_seed
 from steerlab.engines.loading import BACKENDS, load
 from steerlab.experiment.store.cells import Cells
@@ -58,6 +59,8 @@ class Session:
         overwrite: bool,
         load_options: Mapping[str, Any],
     ) -> None:
+        if not isinstance(name, str):
+            raise InputError(f"name is a string, got {shown(name)}.")
         if not name or Path(name).name != name or name in (".", ".."):
             raise InputError(f"name becomes a folder name; {name!r} cannot be one.")
         check_whole(name, "The name", InputError)
