@@ -203,6 +203,17 @@ def test_a_spoilt_block_that_prompts_share_costs_nobody_an_answer(engine, vector
         assert_equal(row, right[0])
 
 
+def test_a_row_that_runs_once_more_draws_what_it_would_have_drawn(engine):
+    prompt, policy = PROMPTS[5], {"policy": sl.SamplingPolicy(), "max_new_tokens": 10, "seed": [5]}
+    engine.llm.reset_prefix_cache()
+    (right,) = engine.generate([prompt], **policy)
+    for cache in _caches(engine):
+        cache.fill_(torch.nan)
+    (row,) = engine.generate([prompt], **policy)
+    assert engine.errors == {}
+    assert_equal(row, right)
+
+
 def _caches(engine):
     core = engine.llm.llm_engine.engine_core.engine_core
     layers = core.model_executor.driver_worker.worker.model_runner.compilation_config.static_forward_context

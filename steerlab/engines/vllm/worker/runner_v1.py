@@ -9,7 +9,9 @@ V1 moves requests between rows of its batch, so slots are our own here; a reques
 back and takes one again later.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -45,9 +47,11 @@ def _count_failed(runner: Any) -> None:
     sample, bookkeeping = runner.sampler.sample, runner._bookkeeping_sync
     failed: list[Tensor] = []
 
-    def sample_and_count(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        failed[:] = [rows_not_finite(logits).int()]  # before penalties and masks
-        return sample(logits, *args, **kwargs)
+    def sample_and_count(logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        counts = rows_not_finite(logits).int()  # before penalties and masks
+        failed[:] = [counts]
+        with _drawn_again(sampling_metadata.generators, counts):
+            return sample(logits, sampling_metadata, *args, **kwargs)
 
     def bookkeeping_sync(*args: Any, **kwargs: Any) -> Any:
         _, _, *rest = bookkeeping(*args, **kwargs)
@@ -60,6 +64,19 @@ def _count_failed(runner: Any) -> None:
 
     runner.sampler.sample = sample_and_count
     runner._bookkeeping_sync = bookkeeping_sync
+
+
+@contextlib.contextmanager
+def _drawn_again(generators: dict[int, torch.Generator], failed: Tensor) -> Iterator[None]:
+    """A failed row loses its token and may run once more: its generator goes back to before the draw.
+
+    Where logits are on a GPU this is left out, because looking at them would wait for it.
+    """
+    rows = failed.nonzero().flatten().tolist() if generators and failed.device.type == "cpu" else []
+    states = {row: generators[row].get_state() for row in rows if row in generators}
+    yield
+    for row, state in states.items():
+        generators[row].set_state(state)
 
 
 def _zero_blocks(runner: Any, block_ids: list[int]) -> None:
