@@ -30,9 +30,7 @@ def test_a_context_may_be_filled_and_not_exceeded():
     with pytest.raises(ContextLengthError, match="Row 0: prompt and target came to 41 tokens, 1 more than the context"):
         ENCODER.pairs([[5] * 30], [[[6] * 11]])
     assert len(ENCODER.prompts([[5] * 30], False, 10)) == 1
-    with pytest.raises(
-        ContextLengthError, match=r"Row 1: prompt and new tokens came to 41.*40\. Shorten it; nothing"
-    ):
+    with pytest.raises(ContextLengthError, match=r"Row 1: prompt and new tokens came to 41.*40\. Shorten it; nothing"):
         ENCODER.prompts([[5], [5] * 30], False, 11)
     with pytest.raises(ContextLengthError, match=r"Row 0: the prompt came to 41 .* Run less; nothing is cut"):
         Encoder(TOKENIZER, INFO, "Run less").prompts([[5] * 41], False, 11)
