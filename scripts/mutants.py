@@ -672,13 +672,13 @@ MUTANTS = [
     ),
     Mutant(
         "off-by-one window in perplexity",
-        "return Window(max(0, stop - context_length), window.stop, stop)",
-        "return Window(max(0, stop - context_length), window.stop + 1, stop)",
+        "return TextWindow(max(0, stop - context_length), window.stop, stop)",
+        "return TextWindow(max(0, stop - context_length), window.stop + 1, stop)",
         "tests/scoring/test_windows.py",
     ),
     Mutant(
         "BOS counted as bytes",
-        "if not self.sizes.prefix: self._unscored = self._bytes_of_first(ids[0])",
+        "if not self.sizes.prefix: self._unscored = self._bytes_of_first(window.ids[0])",
         "pass",
         "tests/scoring/test_sliding.py",
     ),

@@ -58,29 +58,29 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     Raises:
         PromptError: if there is none, or an element is not a prompt.
     """
+    return [check_prompt(item, index) for index, item in enumerate(prompt_items(prompts))]
+
+
+def prompt_items(prompts: Any) -> list[Any]:
+    """What was passed as prompts, one by one and not checked yet.
+
+    Raises:
+        PromptError: if there is none, or for a data frame or a dictionary, whose elements are names.
+    """
     given = listed(prompts)
     if is_single_prompt(given):
-        return [plain_text(given)]
-    check_no_table(given)
+        return [given]
+    if isinstance(given, Mapping) or hasattr(given, "columns"):
+        raise PromptError(
+            f"Prompts are a string, chat messages, token ids, or a list of those; got {type(given).__name__}, whose "
+            "elements are names: pass one of its columns."
+        )
     found = as_list(given, ordered=True)
     if found is None:
         raise PromptError(f"Prompts are a string, chat messages, token ids, or a list of those; got {prompts!r:.80}.")
     if not found:
         raise PromptError("There are no prompts; pass at least one.")
-    return [_check_prompt(item, index) for index, item in enumerate(found)]
-
-
-def check_no_table(prompts: Any) -> None:
-    """Checks that prompts are not a data frame or a dictionary, whose elements are names.
-
-    Raises:
-        PromptError: otherwise.
-    """
-    if isinstance(prompts, Mapping) or hasattr(prompts, "columns"):
-        raise PromptError(
-            f"Prompts are a string, chat messages, token ids, or a list of those; got {type(prompts).__name__}, whose "
-            "elements are names: pass one of its columns."
-        )
+    return found
 
 
 def is_single_prompt(prompts: PromptLike | Sequence[PromptLike]) -> bool:
@@ -98,6 +98,8 @@ def listed(values: Any) -> Any:
 
 def plain_text(item: Any) -> Any:
     """A prompt or target as text, messages, or a list of Python's own integers: as JSON and hashes take it."""
+    if type(item) is list and _are_plain(item):
+        return item
     found = as_list(item)
     return item if found is None else found if not _all_ids(found) else [as_integer(i) for i in found]
 
@@ -126,7 +128,7 @@ def as_targets(targets: Sequence[Any], n_prompts: int, single: bool) -> list[lis
 
 def _is_nested(targets: Sequence[Any]) -> bool:
     """Whether the elements are themselves lists of targets (and not targets)."""
-    return all(not isinstance(row, str) and not _is_ids(row) for row in targets)
+    return all(not isinstance(row, str) and not is_token_ids(row) for row in targets)
 
 
 def _check_row(row: Any, index: int) -> list[TargetLike]:
@@ -152,7 +154,12 @@ def _check_row(row: Any, index: int) -> list[TargetLike]:
     return [plain_text(target) for target in row]
 
 
-def _check_prompt(item: Any, index: int) -> PromptLike:
+def check_prompt(item: Any, index: int) -> PromptLike:
+    """One prompt as text, messages, or a list of Python's own integers.
+
+    Raises:
+        PromptError: if it is none of these.
+    """
     if not is_prompt(item):
         raise PromptError(
             f"Prompt {index} is neither a string, nor a list of chat messages, nor a list of token ids: {item!r:.80}."
@@ -169,10 +176,11 @@ def is_prompt(item: Any) -> bool:
 
 def is_target(item: Any) -> bool:
     """Whether this is text or token ids; it may be empty."""
-    return isinstance(item, str) or _is_ids(item)
+    return isinstance(item, str) or is_token_ids(item)
 
 
-def _is_ids(item: Any) -> bool:
+def is_token_ids(item: Any) -> bool:
+    """Whether this is a sequence of integers; it may be empty."""
     if type(item) in (list, tuple) and _are_plain(item):
         return True
     found = as_list(item) if isinstance(item, Sequence) or hasattr(item, "tolist") else None

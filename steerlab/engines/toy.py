@@ -111,8 +111,7 @@ class ToyEngine:
         """Samples n continuations of each prompt."""
         n_new, n = check_integer(max_new_tokens, "max_new_tokens", least=0), check_integer(n, "n", least=1)
         policy, strings = SamplingPolicy.check(policy), stop_strings(stop)
-        encoded = self._encoder.prompts(prompts, chat)
-        self._encoder.check_lengths([len(p.token_ids) + n_new for p in encoded], "prompt and new tokens")
+        encoded = self._encoder.prompts(prompts, chat, n_new)
         seed = check_seed(seed, len(encoded))
         contents, plans = self._encoder.contents(encoded), self._assign(plan, len(encoded))
         rows, receipts = [], []

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from steerlab.core.numbers import check_integer
+from steerlab.core.receipts import Receipt
 from steerlab.core.seeds import SeedLike, draw_keys, row_key
 from steerlab.runtime.decoding import RowOutput
+from steerlab.steering.run import PlanRun
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,27 @@ def generation_jobs(
         for i, prompt in enumerate(prompts)
         for g in range(samples)
     ]
+
+
+def job_receipts(
+    run: PlanRun, jobs: Sequence[GenerationJob], ran: Sequence[Sequence[int]], plan_hash: str | None
+) -> dict[int, Receipt]:
+    """By row index, the receipt of each row of a batch.
+
+    Args:
+        run: the plan at work.
+        jobs: the rows.
+        ran: per row, the tokens that went through the model.
+        plan_hash: of the plan as the caller gave it.
+    """
+    made = run.receipts(
+        token_ids=ran,
+        prompt_lens=[len(job.prompt) for job in jobs],
+        prompt_indices=[job.prompt_index for job in jobs],
+        row_indices=[job.row_index for job in jobs],
+        plan_hash=plan_hash,
+    )
+    return {receipt.row_index: receipt for receipt in made}
 
 
 def ran_tokens(job: GenerationJob, output: RowOutput) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +20,7 @@ import numpy as np
 
 from steerlab.core.errors import RunError
 from steerlab.core.files import remove_leftovers, write_atomic
-from steerlab.scoring.windows import Window
+from steerlab.scoring.windows import TextWindow
 
 _HEAD = struct.Struct("<4sQQ32s")
 _MAGIC = b"NLL1"
@@ -51,9 +51,9 @@ class TextDigest:
         self._hash = hashlib.sha256()
         self._seen = 0
 
-    def add(self, window: Window, ids: Sequence[int]) -> None:
+    def add(self, window: TextWindow) -> None:
         """Takes in the tokens that no earlier window held."""
-        new = ids[self._seen - window.start :]
+        new = window.ids[self._seen - window.start :]
         self._hash.update(np.asarray(new, dtype="<i8").tobytes())
         self._seen = window.stop
 

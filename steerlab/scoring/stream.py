@@ -1,6 +1,7 @@
 """The windows of one text, read as they are needed."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from steerlab.scoring.journal import TextDigest
 from steerlab.scoring.source import Source, TextLike, open_source
 from steerlab.scoring.windows import (
     TextWindow,
-    Window,
     WindowSizes,
     check_positions,
     check_streamed_positions,
@@ -43,7 +43,7 @@ class TextWindows:
         self.source: Source = open_source(engine, text)
         self._spelled = self._unscored = 0
         self._digest = TextDigest()
-        self._pending: tuple[Window, tuple[int, ...]] | None = None
+        self._pending: TextWindow | None = None
         self._first_piece = True
         self._windows = stream_windows(self._pieces(), *sizes.inner, score_first=bool(sizes.prefix))
         self._start()
@@ -67,20 +67,19 @@ class TextWindows:
 
     def take(self) -> TextWindow | None:
         """The next window; None at the end."""
-        found = self._pending or next(self._windows, None)
+        window = self._pending or next(self._windows, None)
         self._pending = None
-        if found is None:
+        if window is None:
             return None
-        window, ids = found
-        self._digest.add(window, ids)
-        return TextWindow(0, ids, window.first_scored, window.n_scored, self._digest.digest())
+        self._digest.add(window)
+        return replace(window, digest=self._digest.digest())
 
     def _start(self) -> None:
-        self._pending = window, ids = next(self._windows)
+        self._pending = window = next(self._windows)
         if window.stop + len(self.sizes.prefix) < 2:
             raise PromptError(f"Scoring needs at least two tokens; the text has {window.stop}.")
         if not self.sizes.prefix:
-            self._unscored = self._bytes_of_first(ids[0])
+            self._unscored = self._bytes_of_first(window.ids[0])
 
     def _pieces(self) -> Iterator[tuple[int, ...]]:
         for ids in self.source.pieces:

@@ -1,6 +1,9 @@
 """Scores of many texts at once, such as the neutral texts of an experiment."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ def text_windows(engine: Engine, texts: Sequence[PromptLike]) -> list[TextWindow
             raise PromptError(f"Scoring needs at least two tokens; text {index} has {len(ids)}.")
         context = engine.info.context_length
         for w in sliding_windows(len(ids), context, context):
-            found.append(TextWindow(index, ids[w.start : w.stop], w.first_scored, w.n_scored))
+            found.append(replace(w, text=index, ids=ids[w.start : w.stop]))
     return found
 
 
@@ -36,16 +39,24 @@ def text_nlls(engine: Engine, texts: Sequence[PromptLike], *, plan: Any = None) 
         PlanError: for positions that the windows of a long text cannot honour.
     """
     windows = text_windows(engine, texts)
-    if plan is not None:
-        for index in range(len(texts)):
-            parts = [window.place for window in windows if window.text == index]
-            if len(parts) > 1:
-                check_positions(plan, parts, parts[-1].stop, 0)
+    check_window_positions(plan, windows)
     nlls = window_nlls(engine, [(window.ids, window.n_scored) for window in windows], plan)
     return [
         np.concatenate([part for part, window in zip(nlls, windows, strict=True) if window.text == index])
         for index in range(len(texts))
     ]
+
+
+def check_window_positions(plan: Any, windows: Sequence[TextWindow]) -> None:
+    """Checks that every edit of a plan, if there is one, acts on the same tokens in windows as in their whole texts.
+
+    Raises:
+        PlanError: otherwise.
+    """
+    for _, group in groupby(windows, key=attrgetter("text")):
+        parts = list(group)
+        if plan is not None and len(parts) > 1:
+            check_positions(plan, parts, parts[-1].stop, 0)
 
 
 def window_nlls(engine: Engine, windows: Sequence[tuple[tuple[int, ...], int]], plan: Any) -> list[np.ndarray]:

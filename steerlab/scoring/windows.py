@@ -12,7 +12,7 @@ reaches C tokens back; its new tokens are scored, the rest is context, and at le
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,46 +26,29 @@ from steerlab.steering.positions.sets import Generated, Ids, Index, Marked
 
 
 @dataclass(frozen=True)
-class Window:
-    """A stretch of a text: tokens start … stop−1 are run, those from `first_scored` on are scored."""
+class TextWindow:
+    """A stretch of a text: tokens start … stop−1 are run, those from `first_scored` on are scored.
+
+    Attributes:
+        start: absolute position, in the text, of the first token that is run.
+        first_scored: that of the first token scored here.
+        stop: that after the last one.
+        ids: the tokens that are run, once they are read.
+        text: which of several texts.
+        digest: hash of the text's ids up to the window's end, where it is needed.
+    """
 
     start: int
     first_scored: int
     stop: int
+    ids: tuple[int, ...] = field(default=(), repr=False)
+    text: int = 0
+    digest: bytes = field(default=b"", repr=False)
 
     @property
     def n_scored(self) -> int:
         """How many of its last tokens are scored."""
         return self.stop - self.first_scored
-
-
-@dataclass(frozen=True)
-class TextWindow:
-    """A window of a text, with its tokens.
-
-    Attributes:
-        text: which of several texts.
-        ids: the tokens that are run.
-        first_scored: absolute position, in the text, of the first token scored here.
-        n_scored: how many of the last tokens are scored.
-        digest: hash of the text's ids up to the window's end, where it is needed.
-    """
-
-    text: int
-    ids: tuple[int, ...] = field(repr=False)
-    first_scored: int
-    n_scored: int
-    digest: bytes = field(default=b"", repr=False)
-
-    @property
-    def stop(self) -> int:
-        """Absolute position after the last token scored here."""
-        return self.first_scored + self.n_scored
-
-    @property
-    def place(self) -> Window:
-        """Its place in the text."""
-        return Window(self.stop - len(self.ids), self.first_scored, self.stop)
 
 
 @dataclass(frozen=True)
@@ -144,7 +127,7 @@ def check_sizes(context_length: int, stride: int) -> None:
         raise InputError(f"stride must be between 1 and the context length of {context_length}, got {stride}.")
 
 
-def sliding_windows(n_tokens: int, context_length: int, stride: int, *, score_first: bool = False) -> list[Window]:
+def sliding_windows(n_tokens: int, context_length: int, stride: int, *, score_first: bool = False) -> list[TextWindow]:
     """Windows that together score every token once (the first one only with `score_first`).
 
     Args:
@@ -157,20 +140,20 @@ def sliding_windows(n_tokens: int, context_length: int, stride: int, *, score_fi
         InputError: for a context or stride outside its range.
     """
     check_sizes(context_length, stride)
-    windows = [Window(0, 0 if score_first else 1, min(context_length, n_tokens))]
+    windows = [TextWindow(0, 0 if score_first else 1, min(context_length, n_tokens))]
     while windows[-1].stop < n_tokens:
         windows.append(_next(windows[-1], n_tokens, context_length, stride))
     return windows
 
 
-def _next(window: Window, n_tokens: int, context_length: int, stride: int) -> Window:
+def _next(window: TextWindow, n_tokens: int, context_length: int, stride: int) -> TextWindow:
     stop = min(window.stop + min(stride, context_length - 1), n_tokens)
-    return Window(max(0, stop - context_length), window.stop, stop)
+    return TextWindow(max(0, stop - context_length), window.stop, stop)
 
 
 def stream_windows(
     pieces: Iterable[Sequence[int]], context_length: int, stride: int, *, score_first: bool = False
-) -> Iterator[tuple[Window, tuple[int, ...]]]:
+) -> Iterator[TextWindow]:
     """The windows of `sliding_windows` with their tokens, over a text that comes in pieces and need not fit in memory.
 
     Args:
@@ -178,17 +161,14 @@ def stream_windows(
         context_length: tokens per window, at least 2.
         stride: new tokens per window, 1 to context_length.
         score_first: the first token is scored too.
-
-    Yields:
-        A window and the ids that it runs.
     """
     check_sizes(context_length, stride)
     tokens = _Tokens(iter(pieces))
-    window = Window(0, 0 if score_first else 1, tokens.reach(context_length, keep=0))
-    yield window, tokens.slice(window)
+    window = TextWindow(0, 0 if score_first else 1, tokens.reach(context_length, keep=0))
+    yield tokens.into(window)
     while (available := tokens.reach(window.stop + stride, keep=window.start)) > window.stop:
         window = _next(window, available, context_length, stride)
-        yield window, tokens.slice(window)
+        yield tokens.into(window)
 
 
 class _Tokens:
@@ -209,11 +189,12 @@ class _Tokens:
             self.start = keep
         return min(stop, self.start + len(self.held))
 
-    def slice(self, window: Window) -> tuple[int, ...]:
-        return tuple(self.held[window.start - self.start : window.stop - self.start].tolist())
+    def into(self, window: TextWindow) -> TextWindow:
+        ids = self.held[window.start - self.start : window.stop - self.start]
+        return replace(window, ids=tuple(ids.tolist()))
 
 
-def check_positions(plan: Any, windows: Sequence[Window], n_tokens: int, n_prefix: int) -> None:
+def check_positions(plan: Any, windows: Sequence[TextWindow], n_tokens: int, n_prefix: int) -> None:
     """Checks that every edit acts on the same tokens in the windows as it would in the whole text.
 
     Raises:

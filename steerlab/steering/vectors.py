@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,7 @@ from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_
 from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vector_diagnostics import Diagnostics
 
-_LOADERS: dict[str, Callable[[], Any]] = {}
-
-
-def connect(**loaders: Callable[[], Any]) -> None:
-    """States how the modules above this one are loaded that the methods of vectors call; see `vector_methods`."""
-    _LOADERS.update(loaders)
-
-
-def _above(module: str) -> Any:
-    return _LOADERS[module]()
+# Files, formats and diagnostics are made of vectors and import this module, so methods load them by name when called.
 
 
 @dataclass(frozen=True)
@@ -305,7 +297,7 @@ class SteeringVector:
 
     def save(self, path: str | Path) -> Path:
         """Writes a safetensors file with the card inside, atomically; see `steerlab.steering.files`."""
-        return _above("files").save_vectors(path, [self])
+        return import_module("steerlab.steering.files").save_vectors(path, [self])
 
     @classmethod
     def load(cls, path: str | Path) -> "SteeringVector":
@@ -314,7 +306,7 @@ class SteeringVector:
         Raises:
             VectorFileError: if it is not such a file, is damaged, or holds several vectors.
         """
-        return _above("files").load_one_vector(path)
+        return import_module("steerlab.steering.files").load_one_vector(path)
 
 
 def _term(vector: SteeringVector) -> str:
@@ -392,11 +384,13 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             InputError: without an engine.
         """
-        return _above("diagnostics").diagnose(self, dev, engine, chat=chat, n_splits=n_splits)
+        return import_module("steerlab.steering.extraction.diagnostics").diagnose(
+            self, dev, engine, chat=chat, n_splits=n_splits
+        )
 
     def save(self, path: str | Path) -> Path:
         """Writes all vectors to one safetensors file, atomically."""
-        return _above("files").save_vectors(path, list(self.by_layer))
+        return import_module("steerlab.steering.files").save_vectors(path, list(self.by_layer))
 
     @classmethod
     def load(cls, path: str | Path) -> "VectorSet":
@@ -405,7 +399,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is not such a file, is damaged, or holds several sites.
         """
-        return _above("files").load_vector_set(path)
+        return import_module("steerlab.steering.files").load_vector_set(path)
 
     def to_gguf(self, path: str | Path, *, model_hint: str) -> Path:
         """Writes a llama.cpp control vector, atomically; see `steerlab.steering.formats.gguf`.
@@ -413,7 +407,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: for vectors at another site than `resid_post`, or at layer 0.
         """
-        return _above("gguf").export_gguf(path, self, model_hint=model_hint)
+        return import_module("steerlab.steering.formats.gguf").export_gguf(path, self, model_hint=model_hint)
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> "VectorSet":
@@ -422,11 +416,11 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such file, or is damaged.
         """
-        return _above("gguf").import_gguf(path)
+        return import_module("steerlab.steering.formats.gguf").import_gguf(path)
 
     def to_torch(self, path: str | Path) -> Path:
         """Writes a `.pt` dictionary keyed by hook point, atomically; see `steerlab.steering.formats.torch_files`."""
-        return _above("torch_files").export_torch(path, self)
+        return import_module("steerlab.steering.formats.torch_files").export_torch(path, self)
 
     @classmethod
     def from_torch(cls, path: str | Path, *, site: str = "resid_post", layer: Integer | None = None) -> "VectorSet":
@@ -435,7 +429,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such file, is damaged, or refers to anything but tensors.
         """
-        return _above("torch_files").import_torch(path, site=site, layer=layer)
+        return import_module("steerlab.steering.formats.torch_files").import_torch(path, site=site, layer=layer)
 
     def to_steering_vectors(self) -> dict[str, Any]:
         """The arguments of a `steering_vectors.SteeringVector`; see `steerlab.steering.formats.steering_vectors`.
@@ -443,7 +437,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: for vectors at a site that has no layer type there.
         """
-        return _above("steering_vectors").export_steering_vectors(self)
+        return import_module("steerlab.steering.formats.steering_vectors").export_steering_vectors(self)
 
     @classmethod
     def from_steering_vectors(cls, steering_vector: Any) -> "VectorSet":
@@ -452,7 +446,7 @@ class VectorSet(Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such object, or its layer type has no hook point here.
         """
-        return _above("steering_vectors").import_steering_vectors(steering_vector)
+        return import_module("steerlab.steering.formats.steering_vectors").import_steering_vectors(steering_vector)
 
 
 def model_entries(info: ModelInfo) -> dict[str, Any]:

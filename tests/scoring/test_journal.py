@@ -7,7 +7,7 @@ import pytest
 
 from steerlab.core.errors import RunError
 from steerlab.scoring.journal import Journal, Record, TextDigest
-from steerlab.scoring.windows import sliding_windows
+from steerlab.scoring.windows import stream_windows
 
 WHAT = {"text": "abc", "stride": 4}
 
@@ -90,8 +90,8 @@ def test_the_digest_is_of_the_text_whatever_the_windows():
 
     def digest(context, stride):
         found = TextDigest()
-        for window in sliding_windows(len(ids), context, stride):
-            found.add(window, ids[window.start : window.stop])
+        for window in stream_windows([ids], context, stride):
+            found.add(window)
         return found.digest()
 
     assert digest(10, 3) == digest(24, 24) == digest(93, 1)

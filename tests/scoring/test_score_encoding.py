@@ -1,4 +1,4 @@
-"""Both engines cut prompts and targets alike, and take the same arguments."""
+"""How engines cut prompts and targets, and that they take the same arguments."""
 
 import inspect
 from types import SimpleNamespace
@@ -8,57 +8,45 @@ import pytest
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, PromptError, TargetError
 from steerlab.engines.lens.engine import LensEngine
-from steerlab.engines.vllm.client.encoding import Encoder as VLLMEncoder
 from steerlab.engines.vllm.engine import VLLMEngine
-from steerlab.runtime.encoding import Encoder as LensEncoder
+from steerlab.runtime.encoding import Encoder
 from tests.tiny_models import build_tiny_tokenizer
 
 TOKENIZER = build_tiny_tokenizer(chat=True)
 INFO = SimpleNamespace(d_vocab=len(TOKENIZER), context_length=40)
-LENS, VLLM = LensEncoder(TOKENIZER, INFO), VLLMEncoder(TOKENIZER, INFO)
-
-CASES = [
-    (["The harb", "It was"], [["our", " seven"], ["noon"]], {}),
-    (["The harb"], [["our"]], {"boundary": "separate"}),
-    (["It was", [5, 6]], [["noon"], ["noon", "it"]], {"variants": ("", " ")}),
-    ([[5, 6]], [[[7], [8, 9]]], {"score_eos": True}),
-    ("Hi", ["it", " it"], {"chat": True, "variants": (" ",), "score_eos": True}),
-]
+ENCODER = Encoder(TOKENIZER, INFO)
 
 
-def both(prompts, targets, *, boundary="joint", score_eos=False, chat=False, variants=("",)):
-    ours, _ = LENS.pairs(prompts, targets, boundary=boundary, variants=variants, score_eos=score_eos, chat=chat)
-    return ours, VLLM.pairs(prompts, targets, boundary, score_eos, chat, variants)
-
-
-@pytest.mark.parametrize(("prompts", "targets", "options"), CASES)
-def test_the_engines_encode_alike(prompts, targets, options):
-    lens, vllm = both(prompts, targets, **options)
-    assert [(i, j, pair) for i, j, _, pair in vllm] == lens
-    assert [i for i, _, _, _ in vllm] == sorted(i for i, _, _, _ in vllm)
+def test_pairs_come_in_order_with_what_their_prompts_hold():
+    pairs, contents = ENCODER.pairs(["It was", [5, 6]], [["noon"], ["noon", [7]]])
+    assert [(i, j) for i, j, _ in pairs] == [(0, 0), (1, 0), (1, 1)]
+    assert [(c.index, c.n_prompts, c.text) for c in contents] == [(0, 2, "It was"), (1, 2, None)]
+    assert (contents[1].token_ids, pairs[2][2].target_ids) == ((5, 6), (7,))
 
 
 def test_a_context_may_be_filled_and_not_exceeded():
-    lens, vllm = both([[5] * 30], [[[6] * 10]])
-    assert len(lens) == len(vllm) == 1
-    for encode in (
-        lambda: LENS.pairs([[5] * 30], [[[6] * 11]]),
-        lambda: VLLM.pairs([[5] * 30], [[[6] * 11]], "joint", False, False),
-    ):
-        with pytest.raises(ContextLengthError, match="41 tokens, 1 more than the context of 40"):
-            encode()
+    pairs, _ = ENCODER.pairs([[5] * 30], [[[6] * 10]])
+    assert len(pairs) == 1
+    with pytest.raises(ContextLengthError, match="Row 0: prompt and target came to 41 tokens, 1 more than the context"):
+        ENCODER.pairs([[5] * 30], [[[6] * 11]])
+    assert len(ENCODER.prompts([[5] * 30], False, 10)) == 1
+    with pytest.raises(ContextLengthError, match=r"Row 1: prompt and new tokens came to 41.*40\. Shorten it; nothing"):
+        ENCODER.prompts([[5], [5] * 30], False, 11)
+    with pytest.raises(ContextLengthError, match=r"Row 0: the prompt came to 41 .* Run less; nothing is cut"):
+        Encoder(TOKENIZER, INFO, "Run less").prompts([[5] * 41], False, 11)
 
 
-def test_vllms_prompts_are_errors_one_by_one():
-    good, bad, long = VLLM.prompts(["It was", [5, 10**6], [5] * 41], False, 0)
+def test_prompts_are_errors_one_by_one():
+    good, bad, long, strange = ENCODER.each_prompt(["It was", [5, 10**6], [5] * 41, 7.5], False)
     assert good.token_ids == tuple(TOKENIZER("It was")["input_ids"])
     assert isinstance(bad, PromptError)
     assert isinstance(long, ContextLengthError)
+    assert "Prompt 3 is neither a string" in str(strange)
 
 
 def test_half_a_character_fails_its_prompt_alone():
     chat = [{"role": "user", "content": "cut \ud83d"}]
-    good, bad, talk, also_good = VLLM.prompts(["It was", "cut \ud83d", chat, "noon"], False, 0)
+    good, bad, talk, also_good = ENCODER.each_prompt(["It was", "cut \ud83d", chat, "noon"], False)
     assert (good.text, also_good.text) == ("It was", "noon")
     for error in (bad, talk):
         assert isinstance(error, PromptError)
@@ -66,13 +54,15 @@ def test_half_a_character_fails_its_prompt_alone():
 
 
 def test_without_a_tokenizer_only_ids_are_scored():
-    blind = VLLMEncoder(None, INFO)
-    ((_, _, _, pair),) = blind.pairs([[5]], [[[6, 7]]], "joint", False, False)
+    blind = Encoder(None, INFO)
+    ((_, _, pair),), _ = blind.pairs([[5]], [[[6, 7]]])
     assert (pair.target_ids, pair.num_bytes) == ((6, 7), None)
+    with pytest.raises(PromptError, match="no tokenizer"):
+        blind.pairs(["It was"], [[[6]]])
     with pytest.raises(TargetError, match="no tokenizer"):
-        blind.pairs([[5]], [["it"]], "joint", False, False)
+        blind.pairs([[5]], [["it"]])
     with pytest.raises(TargetError, match="score_eos=True needs an EOS"):
-        blind.pairs([[5]], [[[6]]], "joint", True, False)
+        blind.pairs([[5]], [[[6]]], score_eos=True)
 
 
 @pytest.mark.parametrize("engine", [LensEngine, VLLMEngine])

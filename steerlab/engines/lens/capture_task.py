@@ -18,7 +18,7 @@ from steerlab.engines.lens.generating import GenerationTask
 from steerlab.runtime.capturing import Capture, plan_hooks
 from steerlab.runtime.decoding import StopRules
 from steerlab.runtime.growth import fresh_rows
-from steerlab.runtime.jobs import GenerationJob, ran_tokens
+from steerlab.runtime.jobs import GenerationJob, job_receipts, ran_tokens
 from steerlab.runtime.rows import left_padded
 from steerlab.steering.plan_assignment import AssignedPlan
 from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
@@ -84,23 +84,15 @@ class CaptureTask:
 
     def _pass(self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, capture: Capture) -> list[tuple[int, ...]]:
         prompts = [job.prompt for job in jobs]
-        lens = [len(prompt) for prompt in prompts]
         for job in jobs:
             self._read_positions(job, job.prompt)
         run = PlanRun(assigned.plan, len(jobs), self._contents(jobs))
         hooks = plan_hooks(run) + capture.hooks()
         backend = exact_backend(self.bridge, hooks)
-        rows = fresh_rows(backend.model, run, lens, "step")
+        rows = fresh_rows(backend.model, run, [len(prompt) for prompt in prompts], "step")
         with backend.attached(hooks):
             rows.extend(*left_padded(prompts), keep=1)
-        made = run.receipts(
-            token_ids=prompts,
-            prompt_lens=lens,
-            prompt_indices=[job.prompt_index for job in jobs],
-            row_indices=[job.row_index for job in jobs],
-            plan_hash=assigned.given_hash,
-        )
-        self.receipts.update(zip([job.row_index for job in jobs], made, strict=True))
+        self.receipts.update(job_receipts(run, jobs, prompts, assigned.given_hash))
         return prompts
 
     def _generate(

@@ -176,7 +176,7 @@ class LensEngine:
             PromptError, PlanError, VectorShapeError, HookPointError: for input that cannot be used.
         """
         max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
-        encoded = self._encoder.prompts(prompts, chat)
+        encoded = self._encoder.prompts(prompts, chat, max_new_tokens)
         seed = check_seed(seed, len(encoded))
         strings = stop_strings(stop)
         task = GenerationTask(
@@ -187,7 +187,6 @@ class LensEngine:
             engine=engine,
             contents=self._encoder.contents(encoded),
         )
-        self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
         jobs = generation_jobs([p.token_ids for p in encoded], n, seed, max_new_tokens)
         each = len(jobs) // len(encoded)
         plans = self._assign(plan, len(encoded))
@@ -235,12 +234,11 @@ class LensEngine:
             engine: as in `generate`.
         """
         max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
-        encoded = self._encoder.prompts([prompt] if not isinstance(prompt, str) else prompt, chat)
+        encoded = self._encoder.prompts([prompt] if not isinstance(prompt, str) else prompt, chat, max_new_tokens)
         seed = check_single_seed(seed)
         strings = stop_strings(stop)
         rules = stop_rules(self.model, self.tokenizer, strings, max_new_tokens)
         task = GenerationTask(self.model, self.tokenizer, policy, rules, engine, self._encoder.contents(encoded))
-        self._encoder.check_lengths([len(encoded[0].token_ids) + max_new_tokens], "prompt and new tokens")
         (job,) = generation_jobs([encoded[0].token_ids], 1, seed, max_new_tokens)
         yield from task.stream(job, self._assign(plan, 1)[0])
         self.receipts = [task.receipts[0]]
@@ -427,7 +425,7 @@ class LensEngine:
         seed: SeedLike = 0,
     ) -> Activations:
         max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
-        encoded = self._encoder.prompts(prompts, chat)
+        encoded = self._encoder.prompts(prompts, chat, max_new_tokens)
         seed = check_seed(seed, len(encoded))
         points = [HookPoint(layer, check_site(site)) for layer in resolve_layers(layers, self.info.n_layers)]
         task = CaptureTask(
@@ -440,7 +438,6 @@ class LensEngine:
             policy=policy,
             contents=self._encoder.contents(encoded),
         )
-        self._encoder.check_lengths([len(p.token_ids) + max_new_tokens for p in encoded], "prompt and new tokens")
         jobs = generation_jobs([p.token_ids for p in encoded], 1, seed, max_new_tokens)
         with _progress(len(jobs), "capture") as bar:
             for assigned, members in group_by_plan(self._assign(plan, len(encoded))):

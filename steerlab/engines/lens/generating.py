@@ -23,7 +23,7 @@ from steerlab.runtime.capturing import plan_hooks
 from steerlab.runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
 from steerlab.runtime.growth import fresh_rows
 from steerlab.runtime.hooks import HookPair
-from steerlab.runtime.jobs import GenerationJob, ran_tokens
+from steerlab.runtime.jobs import GenerationJob, job_receipts, ran_tokens
 from steerlab.steering.plan_assignment import AssignedPlan
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.run import PlanRun
@@ -166,15 +166,9 @@ class GenerationTask:
     ) -> None:
         if isinstance(rows, CompiledRows):
             rows.settle()
-        receipts = run.receipts(
-            token_ids=[ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)],
-            prompt_lens=[len(job.prompt) for job in jobs],
-            prompt_indices=[job.prompt_index for job in jobs],
-            row_indices=[job.row_index for job in jobs],
-            plan_hash=assigned.given_hash,
-        )
+        ran = [ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)]
         self.outputs.update(zip([job.row_index for job in jobs], outputs, strict=True))
-        self.receipts.update(zip([job.row_index for job in jobs], receipts, strict=True))
+        self.receipts.update(job_receipts(run, jobs, ran, assigned.given_hash))
 
 
 def _only_while_running(steps: Iterator[Tensor], attach: Attach) -> Iterator[Tensor]:

@@ -25,7 +25,6 @@ from steerlab.engines.vllm.client.build_receipts import receipts_of
 from steerlab.engines.vllm.client.capturing import CaptureCall
 from steerlab.engines.vllm.client.compiled_plan import wired_layer
 from steerlab.engines.vllm.client.connection import Connection
-from steerlab.engines.vllm.client.encoding import Encoder, raise_error
 from steerlab.engines.vllm.client.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_config, read_tokenizer
 from steerlab.engines.vllm.client.isolation import check_isolation
@@ -33,13 +32,15 @@ from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.client.requests import Outcome, require_finite
 from steerlab.engines.vllm.client.run_requests import run_requests
 from steerlab.engines.vllm.client.sampling import check_policy
-from steerlab.engines.vllm.client.scoring import Measures, Pair, check_measures, measured_of, score_requests, shared
+from steerlab.engines.vllm.client.scoring import Measures, check_measures, measured_of, score_requests, shared
 from steerlab.engines.vllm.patches.versions import require_vllm
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
+from steerlab.runtime.encoding import Encoder, Pair
 from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
 from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
@@ -209,7 +210,7 @@ class VLLMEngine:
         """
         encoder, planner = self._tools()
         max_new_tokens, n = check_integer(max_new_tokens, "max_new_tokens", least=0), check_integer(n, "n", least=1)
-        encoded = encoder.prompts(prompts, chat, max_new_tokens)
+        encoded = encoder.each_prompt(prompts, chat, max_new_tokens)
         call = GenerationCall(
             tokenizer=self.tokenizer,
             policy=check_policy(policy),
@@ -272,10 +273,12 @@ class VLLMEngine:
             ContextLengthError: if a prompt and its target exceed the context; nothing is cut.
         """
         encoder, planner = self._tools()
-        pairs = encoder.pairs(prompts, targets, boundary, score_eos, chat, variants)
-        values, receipts = self._measured(pairs, plan, planner, [TokenLogProb()])
+        pairs, contents = encoder.pairs(
+            prompts, targets, boundary=boundary, variants=variants, score_eos=score_eos, chat=chat
+        )
+        values, receipts = self._measured(pairs, contents, plan, planner, [TokenLogProb()])
         found = [one[TokenLogProb()].tolist() for one in values]
-        rows = tuple(Score.of_pair(i, j, p, x) for (i, j, _, p), x in zip(pairs, found, strict=True))
+        rows = tuple(Score.of_pair(i, j, p, x) for (i, j, p), x in zip(pairs, found, strict=True))
         return self._noted(Scores(rows, self.info.dtype, *receipts))
 
     @explains_arguments
@@ -310,19 +313,24 @@ class VLLMEngine:
         """
         quantities = check_measures(measures)
         encoder, planner = self._tools()
-        pairs = encoder.pairs(prompts, targets, boundary, False, chat)
-        found, receipts = self._measured(pairs, plan, planner, list(quantities.values()))
+        pairs, contents = encoder.pairs(prompts, targets, boundary=boundary, chat=chat)
+        found, receipts = self._measured(pairs, contents, plan, planner, list(quantities.values()))
         rows = [{name: _wide(quantity, values[quantity]) for name, quantity in quantities.items()} for values in found]
         return self._noted(Measured(rows, *receipts))
 
     def _measured(
-        self, pairs: Sequence[Pair], plan: PlanArgument, planner: Planner, measures: Sequence[Quantity]
+        self,
+        pairs: Sequence[Pair],
+        contents: Sequence[PromptContent],
+        plan: PlanArgument,
+        planner: Planner,
+        measures: Sequence[Quantity],
     ) -> tuple[list[dict[Quantity, np.ndarray]], tuple[tuple[Receipt, ...], tuple[Inherited, ...]]]:
         """What is measured of every pair's target tokens, and the rows' receipts and inherited positions."""
         if not self.config.score_bytes:
             raise InputError("This engine was started with score_bytes=0, so it cannot score.")
-        plans = planner.plans(plan, 1 + max(i for i, _, _, _ in pairs))
-        requests = score_requests(pairs, plans, planner, self.tokenizer, measures)
+        plans = planner.plans(plan, len(contents))
+        requests = score_requests(pairs, contents, plans, planner, measures)
         submitted, places = shared(pairs, requests)
         outcomes = run_requests(self._running, submitted, "score", together=True)
         require_finite(submitted, outcomes, self.info.dtype)
@@ -375,7 +383,7 @@ class VLLMEngine:
         if not self.config.capture_tokens:
             raise InputError("This engine was started with capture_tokens=0, so it cannot read activations.")
         encoder, planner = self._tools()
-        encoded = [raise_error(prompt) for prompt in encoder.prompts(prompts, chat, 1)]
+        encoded = encoder.prompts(prompts, chat, 1)  # vLLM samples one token after each
         points = [HookPoint(layer, check_site(site)) for layer in resolve_layers(layers, self.info.n_layers)]
         call = CaptureCall(
             layers=[point.layer for point in points],
@@ -385,7 +393,7 @@ class VLLMEngine:
             pool=check_pool(pool),
             room=self.config.capture_tokens,
         )
-        requests = call.requests(encoded, planner.plans(plan, len(encoded)), planner, self.tokenizer)
+        requests = call.requests(encoder.contents(encoded), planner.plans(plan, len(encoded)), planner)
         last: dict[int, Outcome] = {}
         for wave in call.waves(requests):
             outcomes = run_requests(self._running, wave, "capture")
@@ -424,7 +432,8 @@ class VLLMEngine:
 
     def _tools(self) -> tuple[Encoder, Planner]:
         _ = self._running
-        return Encoder(self.tokenizer, self.info), Planner(self.config, self.info, self.median_norm, self._plans)
+        encoder = Encoder(self.tokenizer, self.info, "Shorten it, or start the engine with a larger max_model_len")
+        return encoder, Planner(self.config, self.info, self.median_norm, self._plans)
 
     def _note_errors(self, made: Sequence[Any], on_error: str) -> None:
         if on_error not in ("raise", "return"):

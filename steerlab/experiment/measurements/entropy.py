@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
-from steerlab.core.errors import InputError, PlanError, PolicyError
+from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike
@@ -36,9 +36,8 @@ from steerlab.measures.nucleus import policy_log_probs
 from steerlab.measures.overlap import jaccard, kept_share
 from steerlab.measures.quantities import LogDistribution
 from steerlab.scoring import TextWindow, text_windows
+from steerlab.scoring.texts import check_window_positions
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import RowPositions
-from steerlab.steering.positions.prompt_lookup import looks_at_prompts
 
 MAX_TOKENS = 400
 QUANTITIES = {
@@ -109,7 +108,7 @@ def entropy_change(
     if room < 1:
         raise InputError(f"Two rows of {d_vocab} logits need {8 * d_vocab} bytes; logit_bytes is {logit_bytes}.")
     windows = text_windows(engine, texts)
-    _check_windows(plan, windows)
+    check_window_positions(plan, windows)
     batches = list(_batches(windows, room))
     _check_room(engine, windows, room, d_vocab)
     frames = []
@@ -199,7 +198,7 @@ class _Stretch:
 
     @property
     def positions(self) -> np.ndarray:
-        first = self.window.place.start + 1 + self.start
+        first = self.window.start + 1 + self.start
         return np.arange(first, first + self.stop - self.start)
 
 
@@ -290,22 +289,6 @@ def _figures(base: Tensor, steered: Tensor, tokens: Tensor, policy: SamplingPoli
         "kept": kept_share(before, after),
         "jaccard": jaccard(before, after),
     }
-
-
-def _check_windows(plan: Plan | None, windows: Sequence[TextWindow]) -> None:
-    """Refuses edits that would mean something else in the later windows of a long text."""
-    counts = np.bincount([window.text for window in windows])
-    if plan is None or counts.max() == 1:
-        return
-    longest = max(len(window.ids) for window in windows)
-    row = RowPositions.of_rows([longest], [1])
-    for edit in plan:
-        looks = edit.schedule is not None or edit.when is not None or looks_at_prompts([edit.where])
-        if looks or not edit.where.resolve(row)[0, :-1].all():
-            raise PlanError(
-                f"Text {int(counts.argmax())} exceeds the context and runs in {counts.max()} windows, in which "
-                f"{edit} cannot keep its positions; use shorter texts, or edits of every position."
-            )
 
 
 def measure_entropy(run: Run, plan: Plan, texts: Sequence[PromptLike] | None, policy: SamplingPolicy) -> pd.DataFrame:

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
 from steerlab.core.results import Activations
-from steerlab.core.text import EncodedPrompt
-from steerlab.engines.vllm.client.encoding import raise_error
 from steerlab.engines.vllm.client.position_runs import Row, positions_of
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.client.requests import ONE_TOKEN, Outcome, Request
 from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in, runs_of, size
+from steerlab.runtime.encoding import raise_error
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.where import Where
 
@@ -46,11 +44,7 @@ class CaptureCall:
     values: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
 
     def requests(
-        self,
-        encoded: Sequence[EncodedPrompt],
-        plans: Sequence[ReadyPlan | SteerlabError],
-        planner: Planner,
-        tokenizer: Any,
+        self, contents: Sequence[PromptContent], plans: Sequence[ReadyPlan | SteerlabError], planner: Planner
     ) -> list[Request]:
         """A request per prompt.
 
@@ -58,15 +52,14 @@ class CaptureCall:
             InputError: if `where` selects nothing in a prompt.
         """
         found = []
-        for index, prompt in enumerate(encoded):
-            ready: ReadyPlan = raise_error(plans[index])
-            content = PromptContent(index, len(encoded), prompt.token_ids, prompt.text, tokenizer)
-            row = Row(prompt.token_ids, len(prompt.token_ids), len(prompt.token_ids), content)
+        for index, content in enumerate(contents):
+            ready = raise_error(plans[index])
+            row = Row(content.token_ids, len(content.token_ids), len(content.token_ids), content)
             found.append(
                 Request(
                     prompt_index=index,
                     row_index=index,
-                    first_ids=prompt.token_ids,
+                    first_ids=content.token_ids,
                     arguments=ARGUMENTS,
                     assigned=ready.assigned,
                     compiled=ready.compiled,

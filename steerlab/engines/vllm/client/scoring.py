@@ -15,17 +15,15 @@ from typing import Any
 import numpy as np
 
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
-from steerlab.core.text import EncodedPair, EncodedPrompt
-from steerlab.engines.vllm.client.encoding import raise_error
 from steerlab.engines.vllm.client.position_runs import Row
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.client.requests import ONE_TOKEN, Outcome, Request
 from steerlab.engines.vllm.wire.request_spec import ScoreSpec, SharedPrefix
 from steerlab.engines.vllm.wire.runs import Runs, clip
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb, check_named
+from steerlab.runtime.encoding import Pair, raise_error
 from steerlab.steering.positions.prompt_lookup import PromptContent
 
-Pair = tuple[int, int, EncodedPrompt, EncodedPair]
 Measures = Mapping[str, Callable[..., Any]]
 
 _numbers = itertools.count()
@@ -51,9 +49,9 @@ def check_measures(measures: Measures) -> dict[str, Quantity]:
 
 def score_requests(
     pairs: Sequence[Pair],
+    contents: Sequence[PromptContent],
     plans: Sequence[ReadyPlan | SteerlabError],
     planner: Planner,
-    tokenizer: Any,
     measures: Sequence[Quantity],
 ) -> list[Request]:
     """A request per pair. The target's tokens count as generated.
@@ -62,8 +60,6 @@ def score_requests(
         PlanError: for a plan that cannot run here.
     """
     asked = tuple(dict.fromkeys(measures))
-    prompts = {i: prompt for i, _, prompt, _ in pairs}
-    contents = {i: PromptContent(i, len(plans), p.token_ids, p.text, tokenizer) for i, p in prompts.items()}
     return [
         _request(row, pair, raise_error(plans[pair[0]]), planner, contents[pair[0]], asked)
         for row, pair in enumerate(pairs)
@@ -73,7 +69,7 @@ def score_requests(
 def _request(
     row: int, pair: Pair, ready: ReadyPlan, planner: Planner, content: PromptContent, measures: tuple[Quantity, ...]
 ) -> Request:
-    index, _, _, ids = pair
+    index, _, ids = pair
     n_context, further = len(ids.context_ids), ids.target_ids[:-1]
     groups: tuple[Runs, ...] = ()
     if ready.compiled is not None:
@@ -112,7 +108,7 @@ def shared(pairs: Sequence[Pair], requests: Sequence[Request]) -> tuple[list[Req
     families: dict[Any, list[int]] = {}
     contexts = _Numbered()
     for row, (pair, request) in enumerate(zip(pairs, requests, strict=True)):
-        families.setdefault((contexts(pair[3].context_ids), _edits_before_target(request)), []).append(row)
+        families.setdefault((contexts(pair[2].context_ids), _edits_before_target(request)), []).append(row)
     submitted: dict[int, Request] = {}
     places: dict[int, tuple[int, int, int]] = {}
     for rows in families.values():
@@ -193,7 +189,7 @@ def measured_of(
 
 def _found(pair: Pair, request: Request, outcome: Outcome) -> dict[Quantity, np.ndarray]:
     """All that one request was to measure."""
-    index, target, _, _ = pair
+    index, target, _ = pair
     score = _score(request)
     if len(outcome.at) != len(score.tokens):  # each at most once
         missing = sorted({score.position(i) for i in set(range(len(score.tokens))) - set(outcome.at.tolist())})
