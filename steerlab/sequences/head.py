@@ -15,9 +15,10 @@ from torch import Tensor
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures.steps import SHAPE_FIELDS, PolicySteps, policy_steps, policy_steps_gradient
 from steerlab.runtime.model_parts import LogitTransform
+from steerlab.sequences.fused_head import FusedHead, Wants, is_fused
 
 CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
-"""Bytes of one chunk of logits, by device; some half dozen arrays of this size live at once."""
+"""Bytes of one chunk of logits, by device, where no kernels run; some half dozen arrays of this size live at once."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,11 @@ class _Head(torch.autograd.Function):
     def forward(ctx: Any, spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor) -> Any:
         with torch.autocast(weight.device.type, enabled=False):
             cast = _in_compute_dtype(spec, hidden, weight, bias)
+            if is_fused(cast[1], spec.measure_dtype, spec.with_shape):
+                return _forward_fused(ctx, spec, hidden, weight, bias, tokens)
             found = [_measure(spec, *cast, tokens, part) for part in _parts(spec, weight, len(hidden))]
         edges = None if found[0].edges is None else torch.cat([one.edges for one in found if one.edges is not None])
-        ctx.spec = spec
+        ctx.spec, ctx.measured = spec, None
         ctx.save_for_backward(hidden, weight, bias, tokens, edges)
         ctx.set_materialize_grads(False)
         shape = [
@@ -114,6 +117,8 @@ class _Head(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ctx.measured is not None:
+            return _backward_fused(ctx, gradients)
         hidden, weight, bias, tokens, edges = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[1:4]
         summed = torch.promote_types(weight.dtype, torch.float32)
@@ -134,6 +139,32 @@ class _Head(torch.autograd.Function):
                     to_bias += gradient.sum(dim=0, dtype=summed)
         to_weight = None if to_weight is None else to_weight.to(weight.dtype)
         return None, to_hidden, to_weight, None if to_bias is None else to_bias.to(bias.dtype), None
+
+
+def _forward_fused(
+    ctx: Any, spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, matrix, offset = _in_compute_dtype(spec, hidden, weight, bias)
+    head = FusedHead(spec.transform, spec.policy, matrix, offset, spec.chunk_rows)
+    measured = head.measure(rows.contiguous(), tokens)
+    ctx.spec, ctx.measured = spec, measured
+    ctx.save_for_backward(hidden, weight, bias, tokens)
+    ctx.set_materialize_grads(False)
+    shape = hidden.new_empty(0)
+    ctx.mark_non_differentiable(shape)
+    return measured.log_probs.clone(), measured.log_qs.clone(), measured.entropies.clone(), shape
+
+
+def _backward_fused(ctx: Any, gradients: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    hidden, weight, bias, tokens = ctx.saved_tensors
+    by_log_p, by_log_q, by_entropy = gradients[:3]
+    with torch.autocast(weight.device.type, enabled=False):
+        rows, matrix, offset = _in_compute_dtype(ctx.spec, hidden, weight, bias)
+        head = FusedHead(ctx.spec.transform, ctx.spec.policy, matrix, offset, ctx.spec.chunk_rows)
+        wants = Wants(*ctx.needs_input_grad[1:4])
+        found = head.pull_back(rows.contiguous(), tokens, ctx.measured, (by_log_p, by_log_q, by_entropy), wants)
+    given = ((found.hidden, hidden), (found.weight, weight), (found.bias, bias))
+    return None, *(None if g is None else g.to(of.dtype) for g, of in given), None
 
 
 def _measure(

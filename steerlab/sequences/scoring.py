@@ -190,7 +190,7 @@ def forced_rows(sequences: BatchedSequences, parts: ModelParts) -> list[ForcedRo
         InputError: for an id outside the vocabulary.
     """
     found = []
-    limit = parts.context_length
+    limit, d_vocab = parts.context_length, parts.d_vocab
     for b in range(sequences.n_prompts):
         for g in range(sequences.n_samples):
             prompt, response = tuple(sequences.prompt_ids(b, g)), tuple(sequences.response_ids(b, g))
@@ -200,9 +200,9 @@ def forced_rows(sequences: BatchedSequences, parts: ModelParts) -> list[ForcedRo
                     f"Row ({b}, {g}) takes {length} tokens, {length - limit} more than the context of {limit}; nothing "
                     "is cut silently."
                 )
-            bad = [token for token in (*prompt, *response) if not 0 <= token < parts.d_vocab]
-            if bad:
-                raise InputError(f"Row ({b}, {g}) holds token id {bad[0]}, outside the vocabulary of {parts.d_vocab}.")
+            for token in (min(prompt + response, default=0), max(prompt + response, default=0)):
+                if not 0 <= token < d_vocab:
+                    raise InputError(f"Row ({b}, {g}) holds token id {token}, outside the vocabulary of {d_vocab}.")
             if response:
                 found.append(ForcedRow(prompt, response, b, g, b * sequences.n_samples + g))
     return found
