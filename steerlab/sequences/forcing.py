@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from steerlab.core.not_finite import not_finite
 from steerlab.core.receipts import Receipt
+from steerlab.core.token_sets import TokenSets
 from steerlab.runtime.arguments import optional_arguments
 from steerlab.runtime.model_parts import ModelParts
 from steerlab.runtime.rows import right_padded
@@ -37,6 +38,7 @@ class ForcedRow:
         prompt_index: b.
         sample_index: g.
         row_index: b·G + g.
+        support: what each id was drawn from, to be replayed; None recomputes it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -44,6 +46,7 @@ class ForcedRow:
     prompt_index: int
     sample_index: int
     row_index: int
+    support: TokenSets | None = None
 
     @property
     def run_ids(self) -> tuple[int, ...]:
@@ -79,7 +82,9 @@ class Forcing:
         ]
         run = PlanRun(assigned.plan, len(rows), contents)
         hidden, weight, bias, tokens = self._final_states(rows, run)
-        result = measure_head(self.spec, hidden, weight, bias, tokens)
+        replayed = [row.support for row in rows if row.support is not None]
+        supports = TokenSets.joined(replayed) if replayed else None
+        result = measure_head(self.spec, hidden, weight, bias, tokens, supports)
         receipts = run.receipts(
             token_ids=[row.run_ids for row in rows],
             prompt_lens=[len(row.prompt_ids) for row in rows],
