@@ -1,28 +1,32 @@
-"""Scoring sequences, side by side in one run: steerlab, logits materialised whole, and TRL's chunked head.
+"""Scoring sequences, side by side in one run: steerlab, logits materialised whole, and fused heads of TRL and Liger.
 
     python benchmarks/sequences.py --threads 2
     python benchmarks/sequences.py --device cuda --vocab 128256 --dtype bfloat16 --tokens 4096 --grad-rows 4
 
 Every variant gives log p, log q and the entropy of q for every generated token under the same policy; with gradients,
 the backward pass of their sum by all parameters too. The materialised variant holds all logits of a pass at once, and
-cuts the nucleus by sorting, as Hugging Face's warper does. TRL, if installed (`pip install --no-deps trl==1.16.0`), has
-no top_p, so it takes part where top_p is 1.
+cuts the nucleus by sorting, as Hugging Face's warper does. TRL and Liger have no top_p, so they take part where top_p
+is 1, if installed: `pip install trl==1.16.0 liger-kernel==0.8.5`, and on Hopper `nvidia-cutlass-dsl` for Liger's own
+kernels, without which its torch code runs.
 
-Times are totals, the decoder included, medians over repeats in which the variants take turns. Memory is the peak of
-the loss stage, above what the final hidden states leave: on a GPU as the allocator counts it, on a Linux CPU as the
-resident set grows. On a busy machine `--clock cpu` counts the process's own CPU seconds instead. `--vocab` makes a
-Llama of 16 layers and width 2048 with random weights; otherwise it is SmolLM2.
+Times are medians over repeats in which the variants take turns: totals with the decoder, and of the head alone (hidden
+states to log p and entropy, and back to the gradients of hidden states and weight). Memory is the peak of the head,
+above its arguments: on a GPU as the allocator counts it, on a Linux CPU as the resident set grows. On a busy machine
+`--clock cpu` counts the process's own CPU seconds instead. `--vocab` makes a Llama of 16 layers and width 2048 with
+random weights; otherwise it is SmolLM2. `--sharpness` multiplies its final norm, whose logits are flat otherwise.
 """
 
 import argparse
 import ctypes
 import ctypes.util
+import functools
 import json
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,12 @@ from steerlab.sequences import BatchedSequences, SequenceProcessor
 from steerlab.sequences.head import HeadSpec, measure_head
 
 PROMPT_TOKENS = 16
+
+Measures = tuple[Tensor, Tensor, Tensor]
+"""Log p, log q and entropy of every row."""
+
+Head = Callable[[Tensor, Tensor, Tensor], Measures]
+"""From hidden states [rows, d_model], weight [d_vocab, d_model] and tokens [rows]."""
 
 
 def main() -> None:
@@ -73,7 +83,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="what seconds are")
-    parser.add_argument("--skip-trl", action="store_true")
+    parser.add_argument("--peers", nargs="*", default=["TRL", "Liger"], choices=["TRL", "Liger"])
+    parser.add_argument("--sharpness", type=float, default=1.0, help="factor of the final norm's weight")
     parser.add_argument("--out", default=None, help="write the figures here as JSON")
     return parser.parse_args(arguments)
 
@@ -105,6 +116,7 @@ def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
     torch.manual_seed(0)
     with torch.device(options.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model.model.norm.weight.data *= options.sharpness
     return model.eval(), NoTokenizer()
 
 
@@ -112,6 +124,20 @@ class NoTokenizer:
     """What a SequenceProcessor needs of a tokenizer when it only scores ids."""
 
     bos_token_id = eos_token_id = pad_token_id = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one pass, as each side takes them."""
+
+    ids: Tensor
+    sequences: BatchedSequences
+
+    @classmethod
+    def of(cls, ids: Tensor) -> "Piece":
+        """Rows of prompt and response."""
+        responses = [[row] for row in ids[:, PROMPT_TOKENS:].tolist()]
+        return cls(ids, BatchedSequences.from_ids(ids[:, :PROMPT_TOKENS].tolist(), responses))
 
 
 class Bench:
@@ -129,45 +155,22 @@ class Bench:
         generator = torch.Generator().manual_seed(0)
         shape = (options.sequences, PROMPT_TOKENS + options.tokens)
         self.ids = torch.randint(100, self.processor.parts.d_vocab - 100, shape, generator=generator)
-        self.trl = None if options.skip_trl or top_p < 1 else trl_forward(model, temperature)
+        self.heads: dict[str, Head] = {"materialised": self.loss_stage, "steerlab": self.our_head}
+        if top_p == 1:
+            self.heads |= {name: found for name in options.peers if (found := PEERS[name](temperature)) is not None}
 
-    # --- variants -------------------------------------------------------------------------------------------------
+    # --- the head alone -------------------------------------------------------------------------------------------
 
-    def variants(self) -> dict[str, Callable[[Tensor, bool], None]]:
-        """Name → scoring of some rows, with or without the backward pass."""
-        found = {"materialised": self.materialised, "steerlab": self.ours}
-        return found | ({} if self.trl is None else {"TRL chunked": self.theirs})
+    def our_head(self, hidden: Tensor, weight: Tensor, tokens: Tensor) -> Measures:
+        """Log p, log q and entropy by the processor's head."""
+        spec = HeadSpec(self.processor.parts.transform, self.processor.config.generation.policy)
+        found = measure_head(spec, hidden, weight, None, tokens)
+        return found.log_probs, found.log_qs, found.entropies
 
-    def ours(self, ids: Tensor, with_grad: bool) -> None:
-        """The processor's public call."""
-        made = BatchedSequences.from_ids(
-            ids[:, :PROMPT_TOKENS].tolist(), [[row] for row in ids[:, PROMPT_TOKENS:].tolist()]
-        )
-        results = self.processor.teacher_force_logprobs(
-            made, with_grad=with_grad, compute_rb=True, tf_batch_size=len(ids)
-        )
-        if with_grad:
-            assert results.rb_entropies_torch is not None
-            nested = (results.logprobs, results.token_logqs, results.rb_entropies_torch)
-            # random tokens may lie outside the nucleus, where log q is −inf
-            terms = [values[values.isfinite()].sum() for kind in nested for row in kind for values in row]
-            torch.stack(terms).sum().backward()
-
-    def materialised(self, ids: Tensor, with_grad: bool) -> None:
-        """All logits of the pass, then the measures on them."""
-        moved = ids.to(self.device)
-        with torch.set_grad_enabled(with_grad):
-            hidden = self.model.model(input_ids=moved, use_cache=False).last_hidden_state
-            measures = self.loss_stage(hidden[:, PROMPT_TOKENS - 1 : -1], moved[:, PROMPT_TOKENS:])
-            if with_grad:
-                sum(values[values.isfinite()].sum() for values in measures).backward()
-            else:
-                [values.cpu() for values in measures]
-
-    def loss_stage(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def loss_stage(self, hidden: Tensor, weight: Tensor, tokens: Tensor) -> Measures:
         """Log p, log q and entropy from logits that are all there at once."""
-        logits = torch.nn.functional.linear(hidden, self.model.lm_head.weight).float().flatten(0, 1)
-        index = tokens.reshape(-1, 1)
+        logits = torch.nn.functional.linear(hidden, weight).float()
+        index = tokens[:, None]
         log_p = logits.log_softmax(-1).gather(-1, index)
         scaled = logits if self.temperature == 1 else logits / self.temperature
         if self.top_p < 1:
@@ -176,42 +179,87 @@ class Bench:
         entropy = -(log_q.exp() * log_q.masked_fill(log_q == -torch.inf, 0.0)).sum(-1)
         return log_p, log_q.gather(-1, index), entropy
 
-    def theirs(self, ids: Tensor, with_grad: bool) -> None:
-        """TRL's chunked head."""
-        moved = ids.to(self.device)
-        labels = moved.clone()
-        labels[:, :PROMPT_TOKENS] = -100
-        assert self.trl is not None
+    def run_head(self, head: Head, with_grad: bool, hidden: Tensor, tokens: Tensor) -> None:
+        """One pass over the head alone; with gradients, back to hidden states and weight."""
+        weight = self.model.lm_head.weight.detach().requires_grad_(with_grad)
+        hidden = hidden.detach().requires_grad_(with_grad)
         with torch.set_grad_enabled(with_grad):
-            output = self.trl(input_ids=moved, labels=labels, fused_lm_head=True)
+            log_p, log_q, entropy = head(hidden, weight, tokens)
             if with_grad:
-                (output.log_probs.sum() + output.entropy.sum()).backward()
+                chosen = log_p if self.top_p == 1 else log_q[log_q.isfinite()]
+                torch.autograd.grad(chosen.sum() + entropy.sum(), [hidden, weight])
+
+    # --- with the decoder -----------------------------------------------------------------------------------------
+
+    def variants(self) -> dict[str, Callable[["Piece", bool], None]]:
+        """Name → scoring of some rows, with or without the backward pass."""
+        others = {
+            name: lambda piece, with_grad, head=head: self.plain(head, piece, with_grad)
+            for name, head in self.heads.items()
+            if name != "steerlab"
+        }
+        return {"steerlab": self.ours} | others
+
+    def ours(self, piece: "Piece", with_grad: bool) -> None:
+        """The processor's public call."""
+        results = self.processor.teacher_force_logprobs(
+            piece.sequences, with_grad=with_grad, compute_rb=True, tf_batch_size=len(piece.ids)
+        )
+        if with_grad:
+            assert results.rb_entropies_torch is not None
+            nested = (results.logprobs, results.token_logqs, results.rb_entropies_torch)
+            # random tokens may lie outside the nucleus, where log q is −inf
+            terms = [values[values.isfinite()].sum() for kind in nested for row in kind for values in row]
+            torch.stack(terms).sum().backward()
+
+    def plain(self, head: Head, piece: "Piece", with_grad: bool) -> None:
+        """The model's decoder, and a head."""
+        moved = piece.ids.to(self.device)
+        with torch.set_grad_enabled(with_grad):
+            hidden = self.model.model(input_ids=moved, use_cache=False).last_hidden_state[:, PROMPT_TOKENS - 1 : -1]
+            measures = head(hidden.flatten(0, 1), self.model.lm_head.weight, moved[:, PROMPT_TOKENS:].flatten())
+            if with_grad:
+                torch.stack([values[values.isfinite()].sum() for values in measures]).sum().backward()
             else:
-                output.log_probs.cpu(), output.entropy.cpu()
+                [values.cpu() for values in measures]
 
     # --- figures --------------------------------------------------------------------------------------------------
 
     def times(self, with_grad: bool) -> list[dict[str, Any]]:
-        """Median seconds of every variant over all sequences."""
+        """Median seconds of every variant over all sequences, and of its head alone over those of one pass."""
         size = self.options.grad_rows if with_grad else self.options.rows
-        variants = self.variants()
-        found: dict[str, list[float]] = {name: [] for name in variants}
+        suffix = " with gradients" if with_grad else ""
+        pieces = [Piece.of(ids) for ids in self.ids.split(size)]
+        whole = {
+            name: lambda run=run: [run(piece, with_grad) for piece in pieces] for name, run in self.variants().items()
+        }
+        hidden, tokens = self.hidden(size)
+        alone = {
+            name: lambda head=head: self.run_head(head, with_grad, hidden, tokens) for name, head in self.heads.items()
+        }
+        return self.medians(f"total seconds{suffix}", whole) + self.medians(f"head seconds{suffix}", alone)
+
+    def medians(self, what: str, runs: dict[str, Callable[[], Any]]) -> list[dict[str, Any]]:
+        """Median seconds of each, taking turns; the first turn does not count."""
+        runs = dict(runs)
+        found: dict[str, list[float]] = {name: [] for name in runs}
         for repeat in range(self.options.repeats + 1):
-            for name, run in list(variants.items()):
+            for name, run in list(runs.items()):
                 try:
-                    seconds = self.timed(lambda run=run: [run(part, with_grad) for part in self.ids.split(size)])
+                    seconds = self.timed(run)
                 except Exception as error:  # one variant must not take the others' figures with it
                     print(f"{name} failed and is left out: {error!r:.300}", file=sys.stderr, flush=True)
-                    del variants[name], found[name]
+                    del runs[name], found[name]
                     continue
-                print(f"{self.policy} grad={with_grad} {name}: {seconds:.2f} s", file=sys.stderr, flush=True)
                 if repeat or not self.options.repeats:
                     found[name].append(seconds)
-        what = "total seconds with gradients" if with_grad else "total seconds"
-        return [
-            {"policy": self.policy, "what": what, "variant": name, "value": statistics.median(values), "all": values}
-            for name, values in found.items()
-        ]
+        for name, values in found.items():
+            print(f"{self.policy} {what} {name}: {statistics.median(values):.4f}", file=sys.stderr, flush=True)
+        return [self.row(what, name, statistics.median(values), values) for name, values in found.items()]
+
+    def row(self, what: str, variant: str, value: float, values: list[float] | None = None) -> dict[str, Any]:
+        """A row of the table."""
+        return {"policy": self.policy, "what": what, "variant": variant, "value": value, "all": values}
 
     def timed(self, run: Callable[[], Any]) -> float:
         """Seconds of a run, the device's work included; gradients are dropped."""
@@ -225,34 +273,77 @@ class Bench:
         return seconds
 
     @torch.no_grad()
-    def memory(self) -> list[dict[str, Any]]:
-        """Peak of the loss stage of one pass without gradients, in MiB."""
-        moved = self.ids[: self.options.rows].to(self.device)
+    def hidden(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Final hidden states and tokens of a pass."""
+        moved = self.ids[:rows].to(self.device)
         hidden = self.model.model(input_ids=moved, use_cache=False).last_hidden_state[:, PROMPT_TOKENS - 1 : -1]
-        tokens = moved[:, PROMPT_TOKENS:]
-        spec = HeadSpec(self.processor.parts.transform, self.processor.config.generation.policy)
-        flat, weight = hidden.flatten(0, 1), self.model.lm_head.weight
-        stages = {
-            "steerlab": lambda: measure_head(spec, flat, weight, None, tokens.flatten()),
-            "materialised": lambda: self.loss_stage(hidden, tokens),
-        }
-        return [
-            {"policy": self.policy, "what": "loss-stage peak, MiB", "variant": name, "value": peak(run, self.device)}
-            for name, run in stages.items()
-        ]
+        return hidden.flatten(0, 1), moved[:, PROMPT_TOKENS:].flatten()
+
+    def memory(self) -> list[dict[str, Any]]:
+        """Peak of the head of one pass, in MiB."""
+        found = []
+        sizes = {False: self.options.rows, True: self.options.grad_rows}
+        for with_grad, what in ((False, "head peak, MiB"), (True, "head peak, MiB, with gradients")):
+            if not sizes[with_grad]:
+                continue
+            hidden, tokens = self.hidden(sizes[with_grad])
+            for name, head in list(self.heads.items()):
+                try:
+                    value = peak(lambda head=head: self.run_head(head, with_grad, hidden, tokens), self.device)  # noqa: B023
+                except Exception as error:
+                    print(f"{name} failed and is left out: {error!r:.300}", file=sys.stderr, flush=True)
+                    del self.heads[name]
+                    continue
+                found.append(self.row(what, name, value))
+        return found
 
 
-def trl_forward(model: Any, temperature: float) -> Callable[..., Any] | None:
-    """TRL's forward with its chunked head, bound to the model but not left on it; None if TRL is not installed."""
+def trl_head(temperature: float) -> Head | None:
+    """TRL's fused head; None if TRL is not installed."""
     try:
-        from trl.trainer.utils import add_fused_lm_head
+        from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE as columns
+        from trl.trainer.utils import _ChunkedLogProbFunction as chunked
     except ImportError as error:
         print(f"TRL is left out: {error}", file=sys.stderr)
         return None
-    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
-    patched = model.forward
-    del model.forward
-    return patched
+
+    def head(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Measures:
+        outputs = ("log_probs", "entropy")
+        log_p, entropy, *_ = chunked.apply(hidden, weight, None, tokens, temperature, columns, None, 1.0, outputs)
+        return log_p, log_p, entropy
+
+    return head
+
+
+def liger_head(temperature: float) -> Head | None:
+    """Liger's fused linear layer, log-prob and entropy; None if it is not installed."""
+    try:
+        from liger_kernel.ops import fused_linear_scaled_cross_entropy as liger
+    except ImportError as error:
+        print(f"Liger is left out: {error}", file=sys.stderr)
+        return None
+    apply = liger.LigerFusedLinearScaledCrossEntropyFunction.apply
+    if torch.cuda.is_available():
+        try:
+            liger._resolve_implementation(torch.device("cuda"))
+        except ImportError as error:
+            print(f"Liger runs its torch code: {error}", file=sys.stderr)
+            apply = functools.partial(_with_liger_torch, liger._FusedLinearPPOFallbackFunction)
+
+    def head(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Measures:
+        surprisal, entropy = apply(hidden, weight, tokens, temperature, return_entropy=True)
+        return -surprisal, -surprisal, entropy
+
+    return head
+
+
+def _with_liger_torch(
+    function: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float, **_: Any
+) -> Any:
+    return function.apply(hidden, weight, tokens, temperature, -100, True)
+
+
+PEERS: dict[str, Callable[[float], Head | None]] = {"TRL": trl_head, "Liger": liger_head}
 
 
 def peak(run: Callable[[], Any], device: str) -> float:
@@ -308,16 +399,22 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """Every figure, with its ratio to the materialised variant's."""
+    """Every figure, with its ratios to the materialised variant's, to the better peer's, and to our own at top_p 1."""
     print(json.dumps(result["machine"]))
-    print(f"{'policy':<18} {'what':<30} {'variant':<14} {'value':>10} {'÷ materialised':>15}")
-    for row in result["rows"]:
-        like = [r for r in result["rows"] if (r["policy"], r["what"]) == (row["policy"], row["what"])]
-        base = next((r["value"] for r in like if r["variant"] == "materialised"), float("nan"))
-        print(
-            f"{row['policy']:<18} {row['what']:<30} {row['variant']:<14} {row['value']:>10.2f} "
-            f"{row['value'] / base:>15.3f}"
+    columns = ("÷ materialised", "÷ better peer", "÷ own at top_p=1")
+    print(f"{'policy':<18} {'what':<30} {'variant':<14} {'value':>10} " + " ".join(f"{name:>16}" for name in columns))
+    figures = {(row["policy"], row["what"], row["variant"]): row["value"] for row in result["rows"]}
+    for (policy, what, variant), value in figures.items():
+        peers = [figures[policy, what, name] for name in PEERS if (policy, what, name) in figures]
+        bases = (
+            figures.get((policy, what, "materialised")),
+            min(peers, default=None),
+            next(
+                (figures[p, what, variant] for p, w, v in figures if "top_p=1" in p and (w, v) == (what, variant)), None
+            ),
         )
+        ratios = " ".join(f"{'' if base is None else format(value / base, '.3f'):>16}" for base in bases)
+        print(f"{policy:<18} {what:<30} {variant:<14} {value:>10.4f} {ratios}")
 
 
 if __name__ == "__main__":

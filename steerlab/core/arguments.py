@@ -69,6 +69,7 @@ _HINTS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     ("tensor_parallel_size num_gpus n_gpus", _DEVICES),
     ("model_name model_path model_id", {"model": "model, the first argument"}),
     ("n_random random", {"controls": "controls=sl.Controls(random={value})"}),
+    ("reward reward_function", {"reward_fn": "reward_fn="}),
     ("shuffled", {"controls": "controls=sl.Controls(shuffled={value})"}),
 )
 INSTEAD: Final = {name: words for names, words in _HINTS for name in names.split()}

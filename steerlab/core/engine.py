@@ -50,12 +50,15 @@ class EngineTraits:
         layers: the layers that can be edited and read.
         takes_functions: whether `measure` takes any function of logits, or shipped quantities only, as when the logits
             are in another process.
+        gives_supports: whether `generate` takes `with_support=True`, so that completions carry the set of tokens that
+            each token was drawn from.
     """
 
     backend: str
     device: str
     layers: tuple[int, ...]
     takes_functions: bool
+    gives_supports: bool = False
 
 
 @runtime_checkable

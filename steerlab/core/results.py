@@ -13,6 +13,7 @@ from steerlab.core.errors import HookPointError, InputError, SteerlabError
 from steerlab.core.receipts import Inherited, Receipt
 from steerlab.core.spelling import token_text
 from steerlab.core.text import EncodedPair
+from steerlab.core.token_sets import TokenSets
 from steerlab.display import Face, Fold, Table, figure
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Completion:
         sample_index: which of the prompt's n samples it is.
         token_log_probs: log p of each sampled token under the model's softmax, in nats.
         token_log_qs: log q of each sampled token under the sampling policy, in nats (0 when greedy).
+        supports: the set of tokens that each sampled token was drawn from; None unless asked for.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Completion:
     sample_index: int
     token_log_probs: list[float]
     token_log_qs: list[float]
+    supports: TokenSets | None = field(default=None, repr=False, compare=False)
 
     @property
     def log_q(self) -> float:

@@ -122,24 +122,16 @@ def _is_fused(logits: Tensor, dtype: torch.dtype | None) -> bool:
 
 
 def _fused_steps(logits: Tensor, tokens: Tensor, policy: SamplingPolicy, edges: Tensor | None) -> PolicySteps:
-    from steerlab.kernels.steps import row_sums_on_gpu
+    from steerlab.kernels.steps import RowMeasures, measure_rows_on_gpu
 
-    temperature = 1.0 if policy.is_greedy else policy.temperature
-    scaled = scaled_by(logits, policy)
-    highest, whole, normaliser, moment = row_sums_on_gpu(logits, scaled, edges, temperature).unbind(dim=-1)
-    index = tokens[:, None]
-    below = logits.gather(-1, index)[:, 0] - highest
-    log_qs = below / temperature - normaliser.log()
-    if edges is not None:
-        log_qs = log_qs.masked_fill(~_is_inside(scaled, index, edges), -math.inf)
-    entropies = (normaliser.log() - moment / normaliser).clamp_min(0.0)
-    return PolicySteps(below - whole.log(), log_qs, entropies, edges)
+    measured = RowMeasures.empty(len(logits), edges, logits.device)
+    measure_rows_on_gpu(logits, tokens, _divisor(policy), measured)
+    return PolicySteps(measured.log_probs, measured.log_qs, measured.entropies, edges)
 
 
-def _is_inside(scaled: Tensor, index: Tensor, edges: Tensor) -> Tensor:
-    """Whether each row's token is in its nucleus."""
-    own, cut = scaled.gather(-1, index)[:, 0], scaled.gather(-1, edges[:, None])[:, 0]
-    return (own > cut) | ((own == cut) & (index[:, 0] <= edges))
+def _divisor(policy: SamplingPolicy) -> float:
+    """What logits are divided by; a greedy policy leaves them as they are."""
+    return 1.0 if policy.is_greedy else policy.temperature
 
 
 class _Distribution:
@@ -147,7 +139,7 @@ class _Distribution:
 
     def __init__(self, logits: Tensor, policy: SamplingPolicy, edges: Tensor | None, dtype: torch.dtype | None) -> None:
         self.wide = widen(logits, dtype)
-        self.temperature = 1.0 if policy.is_greedy else policy.temperature
+        self.temperature = _divisor(policy)
         self.inside = None if edges is None else up_to_edge(scaled_by(logits, policy), edges)
         self.highest = self.wide.amax(dim=-1, keepdim=True)  # the most probable token is always inside
         self.shifted = self.wide - self.highest  # before the division, so that large logits lose nothing
@@ -256,12 +248,14 @@ def policy_steps_gradient(
 def _fused_gradient(
     logits: Tensor, tokens: Tensor, policy: SamplingPolicy, edges: Tensor | None, by: Sequence[Tensor | None]
 ) -> Tensor:
-    from steerlab.kernels.steps import gradient_on_gpu
+    from steerlab.kernels.steps import RowMeasures, gradient_in_place_on_gpu, measure_rows_on_gpu
 
-    zero = torch.zeros(len(logits), device=logits.device)
-    columns = torch.stack([zero if g is None else g.to(torch.float32) for g in by], dim=-1)
-    temperature = 1.0 if policy.is_greedy else policy.temperature
-    return gradient_on_gpu(logits, scaled_by(logits, policy), edges, temperature, tokens, columns)
+    measured = RowMeasures.empty(len(logits), edges, logits.device)
+    measure_rows_on_gpu(logits, tokens, _divisor(policy), measured)
+    by_log_probs, by_log_qs, by_entropies = (None if g is None else g.float().contiguous() for g in by)
+    gradient = logits.clone()
+    gradient_in_place_on_gpu(gradient, tokens, _divisor(policy), measured, (by_log_probs, by_log_qs, by_entropies))
+    return gradient
 
 
 def _softmax(q: _Distribution) -> Tensor:

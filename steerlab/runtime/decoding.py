@@ -1,5 +1,6 @@
 """The generation loop: one cached pass per token, hooks and plan active in each, little read back from the device."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -11,9 +12,11 @@ from torch import Tensor
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import Continuation
 from steerlab.core.stopping import eos_ids_of, find_stop
+from steerlab.core.token_sets import TokenSets
 from steerlab.measures.draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
-from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs
+from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs, truncates
+from steerlab.measures.supports import sets_of
 from steerlab.runtime.rows import left_padded
 
 FinishReason = Literal["eos", "stop", "length", "error"]
@@ -56,12 +59,13 @@ class StopRules:
 
 @dataclass
 class RowOutput:
-    """What a row has produced."""
+    """What a row has produced; the sets that its tokens were drawn from only if asked for."""
 
     token_ids: list[int] = field(default_factory=list)
     token_log_probs: list[float] = field(default_factory=list)
     token_log_qs: list[float] = field(default_factory=list)
     finish_reason: FinishReason = "length"
+    supports: TokenSets | None = None
 
 
 class Decoding:
@@ -75,6 +79,7 @@ class Decoding:
         rules: when rows end.
         tokenizer: decodes for stop strings; may be None without any.
         with_log_probs: also record log p and log q of every token.
+        with_support: also record the set that every token was drawn from, which waits for the device at each step.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Decoding:
         tokenizer: Any = None,
         *,
         with_log_probs: bool = True,
+        with_support: bool = False,
     ) -> None:
         self.rows, self.prompts, self.policy, self.rules = rows, prompts, policy, rules
         self.tokenizer, self.with_log_probs = tokenizer, with_log_probs
@@ -95,6 +101,8 @@ class Decoding:
         self._stopped: dict[int, int] = {}
         self._failed: Tensor | None = None
         self._columns: list[tuple[Any, ...]] = []  # per step: rows, tokens, log p, log q
+        self._with_support, self._d_vocab = with_support, 0
+        self._sets: list[TokenSets] = []  # per step, of its rows
 
     def run(self) -> list[RowOutput]:
         """Continues every prompt until each row has ended."""
@@ -111,7 +119,7 @@ class Decoding:
             return
         ids, valid = left_padded(self.prompts)
         logits = self.rows.extend(ids, valid, keep=1)[:, -1]
-        device = logits.device
+        device, self._d_vocab = logits.device, logits.shape[-1]
         live_rows = torch.arange(len(self.prompts), device=device)
         ended = torch.zeros(len(self.prompts), dtype=torch.bool, device=device)
         self._failed = torch.zeros_like(ended)
@@ -148,14 +156,22 @@ class Decoding:
     def outputs(self) -> list[RowOutput]:
         """What every row has produced, read back in one go."""
         outputs = [RowOutput() for _ in self.prompts]
+        drawn: list[list[int]] = [[] for _ in self.prompts]
+        first = 0
         for place, tokens, log_p, log_q in self._read_columns():
             for k, (row, token) in enumerate(zip(place, tokens, strict=True)):
                 if token < 0:
                     continue
                 outputs[row].token_ids.append(token)
+                drawn[row].append(first + k)
                 if self.with_log_probs:
                     outputs[row].token_log_probs.append(log_p[k])
                     outputs[row].token_log_qs.append(log_q[k])
+            first += len(place)
+        if self._with_support:
+            every = TokenSets.joined(self._sets) if self._sets else None
+            for output, steps in zip(outputs, drawn, strict=True):
+                output.supports = self._supports(output.token_ids, steps, every)
         failed = [] if self._failed is None else self._failed.tolist()
         for row, output in enumerate(outputs):
             if failed and failed[row]:
@@ -165,6 +181,14 @@ class Decoding:
             elif row in self._stopped:
                 output.finish_reason = "stop"
         return outputs
+
+    def _supports(self, token_ids: Sequence[int], steps: Sequence[int], every: TokenSets | None) -> TokenSets:
+        """The sets that a row's tokens were drawn from, given their places among those of all rows."""
+        if every is not None:
+            return every.take(steps)
+        if self.policy.is_greedy:
+            return TokenSets.singletons(token_ids, self._d_vocab)
+        return TokenSets.everything(len(token_ids), self._d_vocab)
 
     def _read_columns(self) -> Iterator[tuple[list[int], list[int], list[float], list[float]]]:
         """Every step's (rows, tokens, log p, log q) as lists."""
@@ -194,6 +218,8 @@ class Decoding:
             return tokens, chosen_log_probs(wide, tokens), torch.zeros_like(wide[:, 0])
         log_q = policy_log_probs(adjusted, self.policy)
         tokens = draw(log_q, keys)
+        if self._with_support and truncates(self.policy):
+            self._sets.append(sets_of(log_q > -math.inf))
         if not self.with_log_probs:
             return tokens, None, None
         return tokens, chosen_log_probs(wide, tokens), log_q.gather(-1, tokens[:, None])[:, 0]

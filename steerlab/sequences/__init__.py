@@ -18,9 +18,16 @@ from steerlab.sequences.entropy_gradient import (
     entropy_along,
     entropy_gradient,
 )
-from steerlab.sequences.importance import ImportanceWeights, importance_weights
+from steerlab.sequences.importance import (
+    ImportanceWeights,
+    RatioHealth,
+    RatioSummary,
+    importance_weights,
+    ratio_summary,
+    token_ratios,
+)
 from steerlab.sequences.processor import SequenceProcessor
-from steerlab.sequences.rewards import tag_reward
+from steerlab.sequences.rewards import rewards_of, tag_reward
 from steerlab.sequences.types import FEATURE_NAMES, BatchedSequences, LogprobResults
 
 __all__ = [
@@ -36,6 +43,8 @@ __all__ = [
     "ImportanceWeights",
     "LogprobResults",
     "ProcessorConfig",
+    "RatioHealth",
+    "RatioSummary",
     "RewardError",
     "SequenceDiagnostics",
     "SequenceProcessor",
@@ -44,7 +53,10 @@ __all__ = [
     "entropy_along",
     "entropy_gradient",
     "importance_weights",
+    "ratio_summary",
     "register_dataset",
     "registered_datasets",
+    "rewards_of",
     "tag_reward",
+    "token_ratios",
 ]

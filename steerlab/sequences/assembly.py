@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +12,8 @@ from steerlab.core.receipts import Receipt
 from steerlab.sequences.config import ProcessorConfig
 from steerlab.sequences.diagnostics import COLUMNS, DiagnosticsResults, pack_of
 from steerlab.sequences.forcing import ForcedRow
-from steerlab.sequences.head import HeadResult
-from steerlab.sequences.types import FEATURE_NAMES, BatchedSequences, LogprobResults, as_array, surprisal
+from steerlab.sequences.head import FLIPPED, HeadResult
+from steerlab.sequences.types import FEATURE_NAMES, BatchedSequences, LogprobResults, Support, as_array, surprisal
 
 _MAIN = ("log_probs", "log_qs", "entropies")
 
@@ -24,13 +25,16 @@ class Assembly:
         sequences: what was scored.
         config: the configuration.
         with_grad: whether results keep graph and device.
+        support: the sets that q is taken on.
 
     Attributes:
         receipts: what the plan edited in each scored row.
     """
 
-    def __init__(self, sequences: BatchedSequences, config: ProcessorConfig, with_grad: bool) -> None:
-        self.sequences, self.config, self.with_grad = sequences, config, with_grad
+    def __init__(
+        self, sequences: BatchedSequences, config: ProcessorConfig, with_grad: bool, support: Support = "recomputed"
+    ) -> None:
+        self.sequences, self.config, self.with_grad, self.support = sequences, config, with_grad, support
         self.receipts: tuple[Receipt, ...] = ()
         self._rows: dict[tuple[int, int], dict[str, Tensor]] = {}
 
@@ -45,7 +49,7 @@ class Assembly:
             self._rows[row.prompt_index, row.sample_index] = {name: part[k] for name, part in parts.items()}
 
     def logprobs(self, compute_rb: bool, with_features: bool) -> LogprobResults:
-        """The results of scoring; rewards are NaN."""
+        """The results of scoring; rewards are those of the sequences, NaN where they have none."""
         log_probs, log_qs, entropies = (self._nested(name) for name in _MAIN)
         torch_entropies = None
         if self.with_grad and compute_rb:
@@ -58,12 +62,14 @@ class Assembly:
             rb_entropies=[
                 [as_array(values) if compute_rb else as_array(values[:0]) for values in r] for r in entropies
             ],
-            rewards=[[math.nan] * len(row) for row in log_probs],
+            rewards=self.sequences.rewards or [[math.nan] * len(row) for row in log_probs],
             rb_entropies_torch=torch_entropies,
             baseline_feats_torch=self._features() if with_features else None,
             token_logqs=log_qs,
             sequence_logqs=_sums(log_qs),
             policy=self.config.generation.policy,
+            support=self.support,
+            support_flips=self._flips(),
             receipts=self.receipts,
         )
 
@@ -73,6 +79,11 @@ class Assembly:
             [[pack_of(self._columns(b, g), early_steps=early_steps) for g in row] for b, row in self._places()],
             early_steps,
         )
+
+    def _flips(self) -> list[list[np.ndarray]] | None:
+        if not any(FLIPPED in row for row in self._rows.values()):
+            return None
+        return [[as_array(self._row(b, g).get(FLIPPED, torch.zeros(0))) > 0 for g in row] for b, row in self._places()]
 
     def surrogate(self, b: int, credit: Tensor) -> Tensor:
         """Σ_k H_k + Σ_k log q_k·credit_k of response (b, 0), with its graph."""

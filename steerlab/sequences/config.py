@@ -1,8 +1,8 @@
 """What a SequenceProcessor may be told: sampling, batch sizes, and precision. Every unknown key is an error."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 import torch
 
@@ -15,7 +15,23 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 _PRECISIONS = ("highest", "high", "medium")
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
+def settings(cls: type[T]) -> type[T]:
+    """A frozen dataclass whose error for a change in place says how to make one that every part sees."""
+    made: Any = dataclass(frozen=True)(cls)
+    made.__setattr__ = made.__delattr__ = _refuse_change
+    return made
+
+
+def _refuse_change(self: object, name: str, *value: object) -> NoReturn:
+    raise FrozenInstanceError(
+        f"{type(self).__name__}.{name} cannot be changed in place. Give the processor a whole configuration, which its "
+        "sampler, scorer and overrides all take: processor.config = processor.config.changed(generation={…}, "
+        "precision={…}) with the settings that differ."
+    )
+
+
+@settings
 class GenerationConfig:
     """How sequences are drawn, and how many at a time.
 
@@ -62,7 +78,7 @@ class GenerationConfig:
         return checked if self.do_sample else SamplingPolicy.greedy()
 
 
-@dataclass(frozen=True)
+@settings
 class FunctionalPrecision:
     """Parameters of a functional call (`precision.func_override`).
 
@@ -81,7 +97,7 @@ class FunctionalPrecision:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
 
 
-@dataclass(frozen=True)
+@settings
 class ForcingPrecision:
     """A teacher-forced pass (`precision.tf_nograd`, `precision.tf_withgrad`).
 
@@ -102,7 +118,7 @@ class ForcingPrecision:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
 
 
-@dataclass(frozen=True)
+@settings
 class PrecisionConfig:
     """Precision of everything a SequenceProcessor runs. Global knobs are set inside its calls and restored after.
 
@@ -137,7 +153,7 @@ class PrecisionConfig:
         return torch.float64 if self.entropy_fp64 else None
 
 
-@dataclass(frozen=True)
+@settings
 class ProcessorConfig:
     """Sampling and precision together.
 
@@ -174,6 +190,71 @@ class ProcessorConfig:
             generation=_section(config.get("generation"), GenerationConfig, "generation"),
             precision=_precision(config.get("precision")),
         )
+
+    def changed(
+        self, generation: Mapping[str, Any] | None = None, precision: Mapping[str, Any] | None = None
+    ) -> "ProcessorConfig":
+        """A configuration with some settings changed, those left out as they are.
+
+        Raises:
+            InputError: for an unknown key, or a value outside its range.
+
+        Examples:
+            >>> ProcessorConfig().changed(generation={"top_p": 0.9}).generation.top_p
+            0.9
+        """
+        return ProcessorConfig(
+            _changed(self.generation, generation or {}, "generation"),
+            _changed(self.precision, precision or {}, "precision"),
+        )
+
+
+def _changed(section: Any, changes: Mapping[str, Any], path: str) -> Any:
+    _check_keys(changes, type(section), path)
+    inner = {name: getattr(section, name) for name in changes}
+    return replace(
+        section,
+        **{
+            name: _changed(inner[name], value, f"{path}.{name}")
+            if is_dataclass(inner[name]) and isinstance(value, Mapping)
+            else value
+            for name, value in changes.items()
+        },
+    )
+
+
+class SettingsView(Mapping[str, Any]):
+    """A section of the configuration as it is when looked at, as a mapping; nested sections are views too.
+
+    Args:
+        read: gives the section.
+        names: the settings to show; None shows all.
+
+    Examples:
+        >>> SettingsView(lambda: ForcingPrecision())["autocast"]
+        False
+    """
+
+    def __init__(self, read: Callable[[], Any], names: tuple[str, ...] | None = None) -> None:
+        self._read, self._names = read, names
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in tuple(self):
+            raise KeyError(name)
+        value = getattr(self._read(), name)
+        return SettingsView(lambda: getattr(self._read(), name)) if is_dataclass(value) else value
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        _refuse_change(self._read(), name, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names or [entry.name for entry in fields(self._read())])
+
+    def __len__(self) -> int:
+        return len(tuple(iter(self)))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 def _precision(section: Any) -> PrecisionConfig:

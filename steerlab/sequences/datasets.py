@@ -93,6 +93,37 @@ def sample_examples(
     return [rows[i] for i in chosen]
 
 
+class PoolPrompts(list[str]):
+    """Prompts drawn with replacement from a pool of examples; a list, with what it was made of.
+
+    Attributes:
+        examples: the data set's row of each prompt.
+        indices: which row of the pool each one is, int64.
+    """
+
+    def __init__(self, pool: Sequence[dict[str, Any]], indices: np.ndarray) -> None:
+        self.examples, self.indices = [pool[i] for i in indices], indices
+        super().__init__(example["prompt"] for example in self.examples)
+
+
+def draw_from_pool(dataset_name: str, split: str, n_draws: int, max_prompts_pool: int | None, seed: int) -> PoolPrompts:
+    """Prompts drawn uniformly and independently from a pool, with a generator of its own.
+
+    Args:
+        dataset_name: see `load_examples`.
+        split: the split.
+        n_draws: how many.
+        max_prompts_pool: rows in the pool at most, chosen as `sample_examples` does; None takes the whole split in its
+            own order.
+        seed: of pool and draws.
+    """
+    if max_prompts_pool is None:
+        pool = load_examples(dataset_name, split)
+    else:
+        pool = sample_examples(dataset_name, split, max_prompts_pool, seed, at_most=True)
+    return PoolPrompts(pool, np.random.default_rng((seed, 1)).integers(0, len(pool), size=n_draws))
+
+
 def _call(name: str, split: str) -> Sequence[Mapping[str, Any]]:
     try:
         return _REGISTRY[name](split)

@@ -24,7 +24,7 @@ from steerlab.core.errors import InputError
 from steerlab.runtime.evaluation import evaluating
 from steerlab.sequences.importance import importance_weights
 from steerlab.sequences.scoring import ScoringRequest
-from steerlab.sequences.types import BatchedSequences, LogprobResults
+from steerlab.sequences.types import BatchedSequences, LogprobResults, Support
 from steerlab.steering.plan_assignment import PlanArgument
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def entropy_gradient(
     weights: Sequence[float] | None = None,
     tf_batch_size: int | None = None,
     plan: PlanArgument = None,
+    support: Support = "recomputed",
 ) -> EntropyGradient:
     """Estimates ∇H from sequences drawn under the processor's policy and the model's present parameters.
 
@@ -130,6 +131,8 @@ def entropy_gradient(
             of a tiny model are enumerated.
         tf_batch_size: rows per backward pass; None takes the configuration's.
         plan: as in `teacher_force_logprobs`.
+        support: as in `teacher_force_logprobs`; `replayed` gives the entropy of the policy that keeps the sampler's
+            sets.
 
     Raises:
         InputError: for an unknown name, no sequence, or one that was not drawn under the policy.
@@ -137,7 +140,12 @@ def entropy_gradient(
     places = [(b, g) for b in range(sequences.n_prompts) for g in range(sequences.n_samples)]
     shares = _shares(weights, len(places))
     scored = processor.teacher_force_logprobs(
-        sequences, compute_rb=True, return_baseline_features=True, tf_batch_size=tf_batch_size, plan=plan
+        sequences,
+        compute_rb=True,
+        return_baseline_features=True,
+        tf_batch_size=tf_batch_size,
+        plan=plan,
+        support=support,
     )
     _check_drawn(scored)
     baseline = weights is None if baseline is None else baseline
@@ -146,7 +154,7 @@ def entropy_gradient(
     credit = later if expected is None else {place: later[place] - expected[place] for place in places}
     totals = np.array([scored.rb_entropies[b][g].astype(np.float64).sum() for b, g in places])
     return EntropyGradient(
-        gradient=_accumulate(processor, sequences, places, credit, shares, names, tf_batch_size, plan),
+        gradient=_accumulate(processor, sequences, places, credit, shares, names, tf_batch_size, plan, support),
         entropy=float(totals @ shares),
         entropy_std_error=_std_error(totals) if weights is None else math.nan,
         num_sequences=len(places),
@@ -162,6 +170,7 @@ def entropy_along(
     *,
     tf_batch_size: int | None = None,
     plan: PlanArgument = None,
+    support: Support = "recomputed",
 ) -> EntropyAlong:
     """Entropy at θ + η·v for several η, re-measured on sequences drawn at θ with importance weights.
 
@@ -172,12 +181,19 @@ def entropy_along(
         etas: the steps.
         tf_batch_size: rows at a time.
         plan: as in `teacher_force_logprobs`.
+        support: as in `teacher_force_logprobs`; `replayed` gives the entropy of the policy that keeps the sampler's
+            sets.
     """
 
     def scored(eta: float | None) -> LogprobResults:
         override = None if eta is None else processor.params_override(v_named, eta)
         return processor.teacher_force_logprobs(
-            sequences, tf_batch_size=tf_batch_size, compute_rb=True, params_override=override, plan=plan
+            sequences,
+            tf_batch_size=tf_batch_size,
+            compute_rb=True,
+            params_override=override,
+            plan=plan,
+            support=support,
         )
 
     with torch.no_grad():
@@ -202,6 +218,7 @@ def check_entropy_gradient(
     *,
     tf_batch_size: int | None = None,
     plan: PlanArgument = None,
+    support: Support = "recomputed",
 ) -> GradientCheck:
     """Compares ⟨∇H, v⟩ with a central finite difference of the re-measured entropy.
 
@@ -213,8 +230,12 @@ def check_entropy_gradient(
         eta: half the distance of the two ends; small enough for weights near 1, large enough for rounding.
         tf_batch_size: rows at a time.
         plan: as in `teacher_force_logprobs`.
+        support: as in `teacher_force_logprobs`; `replayed` gives the entropy of the policy that keeps the sampler's
+            sets.
     """
-    ends = entropy_along(processor, sequences, v_named, [-eta, eta], tf_batch_size=tf_batch_size, plan=plan)
+    ends = entropy_along(
+        processor, sequences, v_named, [-eta, eta], tf_batch_size=tf_batch_size, plan=plan, support=support
+    )
     slopes = (ends.per_sequence[1] - ends.per_sequence[0]) / (2 * eta)
     return GradientCheck(
         gradient.along(v_named), float(slopes.mean()), _std_error(slopes), float(ends.effective_sample_sizes.min())
@@ -230,6 +251,7 @@ def _accumulate(
     names: Sequence[str] | None,
     tf_batch_size: int | None,
     plan: PlanArgument,
+    support: Support,
 ) -> dict[str, Tensor]:
     """Gradients of Σ share·(Σ_k H_k + Σ_k log q_k·credit_k), one backward pass per batch."""
     chosen = _parameters(processor, names)
@@ -248,6 +270,7 @@ def _accumulate(
                 plan=plans,
                 chunk_rows=processor.head_chunk_rows,
                 averaged=False,
+                support=support,
             )
             assembly, _ = processor.scorer.run(sequences.select(batch), request)
             terms = [

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from steerlab.core.not_finite import not_finite
 from steerlab.core.receipts import Receipt
+from steerlab.core.token_sets import TokenSets
 from steerlab.runtime.arguments import optional_arguments
 from steerlab.runtime.model_parts import ModelParts
 from steerlab.runtime.rows import right_padded
@@ -37,6 +38,7 @@ class ForcedRow:
         prompt_index: b.
         sample_index: g.
         row_index: b·G + g.
+        support: what each id was drawn from, to be replayed; None recomputes it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -44,6 +46,7 @@ class ForcedRow:
     prompt_index: int
     sample_index: int
     row_index: int
+    support: TokenSets | None = None
 
     @property
     def run_ids(self) -> tuple[int, ...]:
@@ -78,9 +81,10 @@ class Forcing:
             for row in rows
         ]
         run = PlanRun(assigned.plan, len(rows), contents)
-        hidden, weight, bias = self._final_states(rows, run)
-        tokens = torch.tensor([token for row in rows for token in row.response_ids], device=hidden.device)
-        result = measure_head(self.spec, hidden, weight, bias, tokens)
+        hidden, weight, bias, tokens = self._final_states(rows, run)
+        replayed = [row.support for row in rows if row.support is not None]
+        supports = TokenSets.joined(replayed) if replayed else None
+        result = measure_head(self.spec, hidden, weight, bias, tokens, supports)
         receipts = run.receipts(
             token_ids=[row.run_ids for row in rows],
             prompt_lens=[len(row.prompt_ids) for row in rows],
@@ -90,8 +94,8 @@ class Forcing:
         )
         return result, receipts
 
-    def _final_states(self, rows: Sequence[ForcedRow], run: PlanRun) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Final hidden states at the predicting positions of all rows, and the head's weight and bias as they ran."""
+    def _final_states(self, rows: Sequence[ForcedRow], run: PlanRun) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Final hidden states where a token is predicted, the head's weight and bias as they ran, and those tokens."""
         ids, valid = right_padded([row.run_ids for row in rows], self.parts.device)
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         lens = torch.tensor([len(row.prompt_ids) for row in rows], device=ids.device)
@@ -106,13 +110,15 @@ class Forcing:
             else:
                 named = {f"root.{name}": value for name, value in self.state.items()}
                 hidden, weight, bias = torch.func.functional_call(carrier, named, (ids, positions))
+        # made while the decoder is still at work on a GPU, which is waited for only then
+        tokens = torch.tensor([token for row in rows for token in row.response_ids], device=weight.device)
         predicting = (valid & (positions >= lens[:, None] - 1)).to(hidden.device)
         broken = predicting & ~hidden.detach().isfinite().all(dim=-1)
         if bool(broken.any()):
             row = rows[int(broken.any(dim=-1).nonzero()[0])]
             what = f"The final states of prompt {row.prompt_index}, response {row.sample_index},"
             raise not_finite(what, hidden.dtype, steered=bool(len(run.plan)))
-        return hidden[predicting].to(weight.device), weight, bias
+        return hidden[predicting].to(weight.device), weight, bias, tokens
 
 
 class _Carrier(nn.Module):

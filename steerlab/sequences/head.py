@@ -13,11 +13,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.token_sets import TokenSets
+from steerlab.measures.nucleus import nucleus
 from steerlab.measures.steps import SHAPE_FIELDS, PolicySteps, policy_steps, policy_steps_gradient
+from steerlab.measures.supports import masks_of, replayed_gradient, replayed_steps
 from steerlab.runtime.model_parts import LogitTransform
+from steerlab.sequences.fused_head import FusedHead, Wants, is_fused
 
 CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
-"""Bytes of one chunk of logits, by device; some half dozen arrays of this size live at once."""
+"""Bytes of one chunk of logits, by device, where no kernels run; some half dozen arrays of this size live at once."""
+
+FLIPPED = "flipped"
+"""1 where the nucleus of a row's logits is another set than its replayed support, else 0."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class HeadSpec:
         with_shape: also measure the distribution's shape.
         eos_ids: tokens that end a text.
         chunk_rows: rows at a time; None takes what fits `CHUNK_BYTES`.
+        with_flips: also compare replayed supports with the nuclei that these logits have.
     """
 
     transform: LogitTransform
@@ -43,6 +51,12 @@ class HeadSpec:
     with_shape: bool = False
     eos_ids: tuple[int, ...] = ()
     chunk_rows: int | None = None
+    with_flips: bool = False
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What is measured besides log p, log q and entropy."""
+        return (SHAPE_FIELDS if self.with_shape else ()) + ((FLIPPED,) if self.with_flips else ())
 
     def rows_at_once(self, weight: Tensor) -> int:
         """Rows of one chunk."""
@@ -66,7 +80,7 @@ class HeadResult:
         log_probs: log p of each token.
         log_qs: log q of each token; −inf outside the nucleus.
         entropies: entropy of q.
-        shape: the fields of `PolicyShape` by name, detached; empty unless asked for.
+        shape: the fields of `PolicyShape` by name, and `FLIPPED`, detached; empty unless asked for.
     """
 
     log_probs: Float[Tensor, " rows"]
@@ -81,39 +95,56 @@ def measure_head(
     weight: Float[Tensor, "d_vocab d_model"],
     bias: Float[Tensor, " d_vocab"] | None,
     tokens: Int[Tensor, " rows"],
+    supports: TokenSets | None = None,
 ) -> HeadResult:
     """Log p, log q and entropy of every row, differentiable by hidden states, weight and bias.
+
+    On the given supports, or else on the nuclei that the logits have.
 
     The nucleus counts as fixed under differentiation, as its members change only at isolated points. The gradient of
     log q is 0 for a token outside the nucleus, where log q is −inf.
     """
-    log_probs, log_qs, entropies, shape = _Head.apply(spec, hidden, weight, bias, tokens)  # pyright: ignore
-    return HeadResult(log_probs, log_qs, entropies, dict(zip(SHAPE_FIELDS, shape, strict=False)))
+    found = _Head.apply(spec, hidden, weight, bias, tokens, supports)
+    log_probs, log_qs, entropies, extras = found  # pyright: ignore[reportGeneralTypeIssues]
+    return HeadResult(log_probs, log_qs, entropies, dict(zip(spec.extras, extras, strict=bool(spec.extras))))
 
 
 class _Head(torch.autograd.Function):
-    """See `measure_head`; the fourth output holds the shape's fields as rows."""
+    """See `measure_head`; the fourth output holds `spec.extras` as rows."""
 
     @staticmethod
-    def forward(ctx: Any, spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        spec: HeadSpec,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        supports: TokenSets | None,
+    ) -> Any:
         with torch.autocast(weight.device.type, enabled=False):
             cast = _in_compute_dtype(spec, hidden, weight, bias)
-            found = [_measure(spec, *cast, tokens, part) for part in _parts(spec, weight, len(hidden))]
+            if supports is None and is_fused(cast[1], spec.measure_dtype, spec.with_shape):
+                return _forward_fused(ctx, spec, hidden, weight, bias, tokens)
+            measured = [_measure(spec, *cast, tokens, supports, p) for p in _parts(spec, weight, len(hidden))]
+        found, flips = zip(*measured, strict=True)
         edges = None if found[0].edges is None else torch.cat([one.edges for one in found if one.edges is not None])
-        ctx.spec = spec
+        ctx.spec, ctx.measured, ctx.supports = spec, None, supports
         ctx.save_for_backward(hidden, weight, bias, tokens, edges)
         ctx.set_materialize_grads(False)
-        shape = [
-            torch.cat([getattr(one.shape, name) for one in found]) for name in (SHAPE_FIELDS if spec.with_shape else ())
+        extras = [
+            torch.cat(flips if name == FLIPPED else [getattr(one.shape, name) for one in found]) for name in spec.extras
         ]
         main = (torch.cat([getattr(one, name) for one in found]) for name in ("log_probs", "log_qs", "entropies"))
-        stacked = torch.stack(shape) if shape else hidden.new_empty(0)
+        stacked = torch.stack(extras) if extras else hidden.new_empty(0)
         ctx.mark_non_differentiable(stacked)
         return (*main, stacked)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ctx.measured is not None:
+            return _backward_fused(ctx, gradients)
         hidden, weight, bias, tokens, edges = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[1:4]
         summed = torch.promote_types(weight.dtype, torch.float32)
@@ -125,7 +156,8 @@ class _Head(torch.autograd.Function):
             for part in _parts(ctx.spec, weight, len(hidden)):
                 by = [None if g is None else g[part] for g in gradients[:3]]
                 edge = None if edges is None else edges[part]
-                gradient = _pulled_back(ctx.spec, rows[part], matrix, offset, tokens[part], edge, by)
+                supports = None if ctx.supports is None else ctx.supports[part]
+                gradient = _pulled_back(ctx.spec, rows[part], matrix, offset, tokens[part], edge, supports, by)
                 if to_hidden is not None:
                     to_hidden[part] = gradient @ matrix
                 if to_weight is not None:
@@ -133,17 +165,55 @@ class _Head(torch.autograd.Function):
                 if to_bias is not None:
                     to_bias += gradient.sum(dim=0, dtype=summed)
         to_weight = None if to_weight is None else to_weight.to(weight.dtype)
-        return None, to_hidden, to_weight, None if to_bias is None else to_bias.to(bias.dtype), None
+        return None, to_hidden, to_weight, None if to_bias is None else to_bias.to(bias.dtype), None, None
+
+
+def _forward_fused(
+    ctx: Any, spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, matrix, offset = _in_compute_dtype(spec, hidden, weight, bias)
+    head = FusedHead(spec.transform, spec.policy, matrix, offset, spec.chunk_rows)
+    measured = head.measure(rows.contiguous(), tokens)
+    ctx.spec, ctx.measured = spec, measured
+    ctx.save_for_backward(hidden, weight, bias, tokens)
+    ctx.set_materialize_grads(False)
+    shape = hidden.new_empty(0)
+    ctx.mark_non_differentiable(shape)
+    return measured.log_probs.clone(), measured.log_qs.clone(), measured.entropies.clone(), shape
+
+
+def _backward_fused(ctx: Any, gradients: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    hidden, weight, bias, tokens = ctx.saved_tensors
+    by_log_p, by_log_q, by_entropy = gradients[:3]
+    with torch.autocast(weight.device.type, enabled=False):
+        rows, matrix, offset = _in_compute_dtype(ctx.spec, hidden, weight, bias)
+        head = FusedHead(ctx.spec.transform, ctx.spec.policy, matrix, offset, ctx.spec.chunk_rows)
+        wants = Wants(*ctx.needs_input_grad[1:4])
+        found = head.pull_back(rows.contiguous(), tokens, ctx.measured, (by_log_p, by_log_q, by_entropy), wants)
+    given = ((found.hidden, hidden), (found.weight, weight), (found.bias, bias))
+    return None, *(None if g is None else g.to(of.dtype) for g, of in given), None, None
 
 
 def _measure(
-    spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, part: slice
-) -> PolicySteps:
+    spec: HeadSpec,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tokens: Tensor,
+    supports: TokenSets | None,
+    part: slice,
+) -> tuple[PolicySteps, Tensor]:
+    """What is measured of some rows, and whether their nuclei differ from their supports; [0] if nobody asks."""
     logits = spec.logits(hidden[part], weight, bias)
     eos = torch.tensor(spec.eos_ids, dtype=torch.long, device=logits.device)
-    return policy_steps(
-        logits, tokens[part], spec.policy, dtype=spec.measure_dtype, with_shape=spec.with_shape, eos_ids=eos
-    )
+    options: dict[str, Any] = {"dtype": spec.measure_dtype, "with_shape": spec.with_shape, "eos_ids": eos}
+    if supports is None:
+        return policy_steps(logits, tokens[part], spec.policy, **options), logits.new_empty(0)
+    inside = masks_of(supports[part], logits.device)
+    steps = replayed_steps(logits, tokens[part], spec.policy, inside, **options)
+    if not spec.with_flips:
+        return steps, logits.new_empty(0)
+    return steps, (nucleus(logits, spec.policy) != inside).any(dim=-1).to(steps.log_probs.dtype)
 
 
 def _pulled_back(
@@ -153,20 +223,17 @@ def _pulled_back(
     bias: Tensor | None,
     tokens: Tensor,
     edges: Tensor | None,
+    supports: TokenSets | None,
     by: Sequence[Tensor | None],
 ) -> Tensor:
     """The gradient by the head's raw output, from those by log p, log q and entropy."""
     logits = spec.logits(hidden, weight, bias)
-    gradient = policy_steps_gradient(
-        logits,
-        tokens,
-        spec.policy,
-        edges,
-        by_log_probs=by[0],
-        by_log_qs=by[1],
-        by_entropies=by[2],
-        dtype=spec.measure_dtype,
-    )
+    given: dict[str, Any] = {"by_log_probs": by[0], "by_log_qs": by[1], "by_entropies": by[2]}
+    given["dtype"] = spec.measure_dtype
+    if supports is None:
+        gradient = policy_steps_gradient(logits, tokens, spec.policy, edges, **given)
+    else:
+        gradient = replayed_gradient(logits, tokens, spec.policy, masks_of(supports, logits.device), **given)
     return spec.transform.pull_back(gradient, logits).to(weight.dtype)
 
 

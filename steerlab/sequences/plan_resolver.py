@@ -17,6 +17,7 @@ from steerlab.runtime.hooks import install_input_hook, install_output_hook
 from steerlab.runtime.model_parts import ModelParts
 from steerlab.runtime.reference_norm import reference_windows
 from steerlab.runtime.weights import hash_of_weights
+from steerlab.sequences.weights_match import parameters_fingerprint
 from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans
 from steerlab.steering.run import PlanRun
@@ -114,11 +115,8 @@ class PlanResolver:
             self._measure_norms(site)
         return self._median_norms[point]
 
-    @torch.no_grad()
     def _forget_if_trained(self) -> None:
-        # sums too: version counters miss what is written through `.data`
-        parameters = list(self.parts.root.parameters())
-        fingerprint = tuple((p._version, p.dtype, float(p.sum(dtype=torch.float32))) for p in parameters)
+        fingerprint = parameters_fingerprint(self.parts.root)
         if fingerprint != self._fingerprint:
             self._fingerprint, self._info = fingerprint, None
             self._median_norms.clear()

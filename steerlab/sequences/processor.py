@@ -2,9 +2,10 @@
 
 import logging
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -19,17 +20,19 @@ from steerlab.runtime.hooks import alone
 from steerlab.runtime.model_parts import ModelParts, find_parts
 from steerlab.runtime.shared_weights import HoldsModel
 from steerlab.sequences.assembly import Assembly
-from steerlab.sequences.config import GenerationConfig, ProcessorConfig, as_dtype, check_count
-from steerlab.sequences.datasets import sample_examples
+from steerlab.sequences.config import GenerationConfig, ProcessorConfig, SettingsView, as_dtype, check_count
+from steerlab.sequences.datasets import PoolPrompts, draw_from_pool, sample_examples
 from steerlab.sequences.diagnostics import EARLY_STEPS, DiagnosticsResults
+from steerlab.sequences.functional import functional_logits
+from steerlab.sequences.importance import RatioHealth
 from steerlab.sequences.overrides import Overrides, state_override
 from steerlab.sequences.plan_resolver import PlanResolver
 from steerlab.sequences.precision import precise
 from steerlab.sequences.rewards import Reward, rewards_of, tag_reward
 from steerlab.sequences.sampling import Sampler, SamplingRequest, single_seed
 from steerlab.sequences.scoring import Scorer, ScoringRequest
-from steerlab.sequences.types import BatchedSequences, LogprobResults, as_array
-from steerlab.sequences.weights_match import check_same_weights
+from steerlab.sequences.types import BatchedSequences, LogprobResults, Support, as_array
+from steerlab.sequences.weights_match import check_same_weights, parameters_fingerprint
 from steerlab.steering.plan_assignment import PlanArgument
 
 DEFAULT_STOP = ("</answer>",)
@@ -85,6 +88,7 @@ class SequenceProcessor:
         self.head_chunk_rows = None
         self.early_steps = EARLY_STEPS
         self._resolver = PlanResolver(self._parts, tokenizer)
+        self._compared: tuple[weakref.ref[Any] | None, Any] = (None, None)
         self.config = checked
 
     @property
@@ -156,6 +160,7 @@ class SequenceProcessor:
         plan: PlanArgument = None,
         engine: Engine | None = None,
         chat: bool = False,
+        with_support: bool | None = None,
     ) -> BatchedSequences:
         """Draws G responses to every prompt.
 
@@ -168,8 +173,12 @@ class SequenceProcessor:
             stop: strings that end a response; the text keeps them.
             plan: a plan, None, or a list with one per prompt.
             engine: draw through this engine instead of the model itself, e.g. a vLLM engine for throughput. Its weights
-                must be the model's: its scores of a probe text are compared once.
+                must be the model's: its scores of a probe text are compared once, and again after a change of the
+                model's parameters.
             chat: take strings as user turns of a chat.
+            with_support: keep the set of tokens that each token was drawn from, for scores on replayed supports. None
+                does unless the engine cannot say. A policy that keeps every token needs no memory for it; others need
+                two to four bytes for each token of a set, and never more than a bit per token of the vocabulary.
 
         Raises:
             ContextLengthError: if a prompt and its new tokens exceed the context.
@@ -190,9 +199,10 @@ class SequenceProcessor:
             stop=stop_strings(stop),
             plan=plan,
             chat=chat,
+            with_support=with_support,
         )
         if engine is not None:
-            check_same_weights(self.parts, self.tokenizer, engine, self._log_probs_of_probe)
+            self._check_weights(engine)
         started = time.perf_counter()
         sampler = Sampler(self.parts, self._resolver, self.tokenizer, generation)
         with alone(self.parts.causal), precise(self.config.precision):
@@ -204,6 +214,14 @@ class SequenceProcessor:
             warn_if_idle(self.receipts)
         return sequences
 
+    def _check_weights(self, engine: Engine) -> None:
+        """Compares an engine's weights with the model's, unless that was done and the model's are the same still."""
+        fingerprint = parameters_fingerprint(self.parts.root)
+        known, then = self._compared
+        if known is None or known() is not engine or then != fingerprint:
+            check_same_weights(self.parts, self.tokenizer, engine, self._log_probs_of_probe)
+            self._compared = weakref.ref(engine), fingerprint
+
     def _log_probs_of_probe(self, probe: BatchedSequences) -> np.ndarray:
         assembly, _ = self.scorer.run(probe, ScoringRequest(with_grad=False, rows_at_once=1))
         return as_array(assembly.logprobs(False, False).logprobs[0][0])
@@ -212,40 +230,41 @@ class SequenceProcessor:
     def generate_with_replacement_sampling(
         self,
         total_sequences: int,
-        dataset_name: str | None = None,
+        dataset_name: str | None,
         split: str = "train",
-        max_prompts_pool: int = 256,
+        max_prompts_pool: int | None = None,
         seed: int | None = None,
-        *,
-        gen_batch_size: int | None = None,
-        **generate: Any,
-    ) -> tuple[BatchedSequences, np.ndarray]:
-        """Independent draws of (prompt, response): prompts with replacement from a pool, one response each.
+        **kwargs: Any,
+    ) -> tuple[BatchedSequences, LogprobResults, DiagnosticsResults]:
+        """Independent draws of (prompt, response), scored: prompts with replacement from a pool, one response each.
 
-        The pool is `sample_prompts(dataset_name, split, max_prompts_pool, seed)`, or all rows if there are fewer. The
-        choice has a generator of its own and touches no global one.
+        Prompts are chosen uniformly by a generator of their own; no global one moves. Memory grows by what is returned
+        and no further: rows are drawn and scored `gen_batch_size` and `tf_batch_size` at a time.
 
         Args:
-            total_sequences: how many draws.
+            total_sequences: how many responses, G to a drawn prompt.
             dataset_name: as in `sample_prompts`.
             split: the split.
-            max_prompts_pool: prompts in the pool at most.
+            max_prompts_pool: prompts in the pool at most, those of `sample_prompts(dataset_name, split,
+                max_prompts_pool, seed)`; None makes the whole split the pool, in its own order.
             seed: of pool, choice and responses; None draws one from torch's global generator.
-            gen_batch_size: rows at a time.
-            **generate: `stop`, `plan`, `engine` of `generate_batched`.
+            **kwargs: of `generate_with_logprobs`, such as `compute_rb`, `with_grad`, `reward_fn`; G is 1 unless given.
 
         Returns:
-            Sequences with B = total_sequences and G = 1, and each one's index in the pool, int64 [total_sequences].
+            As of `generate_with_logprobs`, with B = total_sequences / G; which row of the pool each prompt is says
+            `sequences.pool_indices`, int64 [B].
+
+        Raises:
+            InputError: if total_sequences is not a multiple of G.
         """
         check_count(total_sequences, "total_sequences")
-        base = single_seed(seed)
-        pool = sample_examples(dataset_name or DEFAULT_DATASET, split, max_prompts_pool, base, at_most=True)
-        indices = np.random.default_rng((base, 1)).integers(0, len(pool), size=total_sequences)
-        examples = [pool[i] for i in indices]
-        sequences = self.generate_batched(
-            [example["prompt"] for example in examples], 1, gen_batch_size, seed=base, **generate
+        n_samples, base = check_count(kwargs.pop("G", 1), "G"), single_seed(seed)
+        if total_sequences % n_samples:
+            raise InputError(f"total_sequences={total_sequences} is not a multiple of G={n_samples}.")
+        drawn = draw_from_pool(
+            dataset_name or DEFAULT_DATASET, split, total_sequences // n_samples, max_prompts_pool, base
         )
-        return replace(sequences, examples=examples), indices
+        return self.generate_with_logprobs(drawn, n_samples, seed=base, **kwargs)
 
     # --- scoring --------------------------------------------------------------------------------------------------
 
@@ -260,6 +279,8 @@ class SequenceProcessor:
         params_override: Mapping[str, Tensor] | None = None,
         buffers_override: Mapping[str, Tensor] | None = None,
         plan: PlanArgument = None,
+        *,
+        support: Support = "recomputed",
     ) -> LogprobResults:
         """Log p, log q and, if asked, RB entropies of every generated token.
 
@@ -276,13 +297,24 @@ class SequenceProcessor:
             params_override: parameters by name, e.g. of `params_override`; those left out stay.
             buffers_override: buffers by name.
             plan: a plan, None, or a list with one per prompt. It edits the positions it would edit while generating.
+            support: the sets that q, its entropy and diagnostics are taken on. `recomputed`: the nuclei of this pass,
+                under these parameters. `replayed`: those that the sampler drew each token from, which the sequences
+                carry; no token then lies outside, and rounding moves no boundary.
 
         Raises:
             ContextLengthError: if a row exceeds the context.
-            InputError: for an unknown or mis-shaped override, or what gradients cannot be had of.
+            InputError: for an unknown or mis-shaped override, what gradients cannot be had of, or supports to replay
+                that the sequences do not carry.
         """
         assembly = self._force(
-            sequences, with_grad, tf_batch_size, params_override, buffers_override, plan, return_baseline_features
+            sequences,
+            with_grad,
+            tf_batch_size,
+            params_override,
+            buffers_override,
+            plan,
+            return_baseline_features,
+            support,
         )
         return assembly.logprobs(compute_rb, return_baseline_features)
 
@@ -297,9 +329,13 @@ class SequenceProcessor:
         params_override: Mapping[str, Tensor] | None = None,
         buffers_override: Mapping[str, Tensor] | None = None,
         plan: PlanArgument = None,
+        *,
+        support: Support = "recomputed",
     ) -> tuple[LogprobResults, DiagnosticsResults]:
-        """As `teacher_force_logprobs`, with the diagnostics of every response from the same pass and nucleus."""
-        assembly = self._force(sequences, with_grad, tf_batch_size, params_override, buffers_override, plan, True)
+        """As `teacher_force_logprobs`, with the diagnostics of every response from the same pass and sets."""
+        assembly = self._force(
+            sequences, with_grad, tf_batch_size, params_override, buffers_override, plan, True, support
+        )
         return assembly.logprobs(compute_rb, return_baseline_features), assembly.diagnostics(self.early_steps)
 
     @explains_arguments
@@ -319,7 +355,9 @@ class SequenceProcessor:
         plan: PlanArgument = None,
         stop: Sequence[str] | str = DEFAULT_STOP,
         engine: Engine | None = None,
-        reward: Reward | None = tag_reward,
+        reward_fn: Reward | None = tag_reward,
+        support: Support = "recomputed",
+        with_support: bool | None = None,
     ) -> tuple[BatchedSequences, LogprobResults, DiagnosticsResults]:
         """Draws responses and scores them.
 
@@ -338,25 +376,65 @@ class SequenceProcessor:
             plan: acts in generation and in scoring.
             stop: as in `generate_batched`.
             engine: as in `generate_batched`.
-            reward: from (prompt, response, example) to a number; NaN where an example has no gold answer. Without a
-                data set there are no examples and rewards are NaN, unless the reward can do without.
+            reward_fn: from (prompt, response, example) to a number; NaN where an example has no gold answer. Without a
+                data set there are no examples and rewards are NaN, unless the function can do without. The sequences
+                carry the rewards too, so that scoring them again does not lose them.
+            support: as in `teacher_force_logprobs`.
+            with_support: as in `generate_batched`.
 
         Raises:
             InputError: if both prompts and a data set are given.
         """
         if prompts is not None and (dataset_name is not None or num_prompts is not None):
             raise InputError("Pass prompts, or dataset_name and num_prompts, not both.")
-        examples = None
+        examples = prompts.examples if isinstance(prompts, PoolPrompts) else None
+        indices = prompts.indices if isinstance(prompts, PoolPrompts) else None
         if prompts is None:
             seed, count = single_seed(seed), 8 if num_prompts is None else num_prompts
             prompts, examples = self.sample_prompts(dataset_name, split, count, seed)
-        sequences = self.generate_batched(prompts, G, gen_batch_size, seed=seed, stop=stop, plan=plan, engine=engine)
-        if examples is not None:
-            sequences = replace(sequences, examples=examples)
-        logprobs, diagnostics = self.teacher_force_logprobs_with_diagnostics(
-            sequences, with_grad, tf_batch_size, compute_rb, plan=plan
+        drawn = self.generate_batched(
+            prompts,
+            G,
+            gen_batch_size,
+            seed=seed,
+            stop=stop,
+            plan=plan,
+            engine=engine,
+            with_support=with_support,
         )
-        return sequences, replace(logprobs, rewards=rewards_of(sequences, reward)), diagnostics
+        drawn = replace(drawn, examples=examples, pool_indices=indices)
+        sequences = replace(drawn, rewards=rewards_of(drawn, reward_fn))
+        logprobs, diagnostics = self.teacher_force_logprobs_with_diagnostics(
+            sequences, with_grad, tf_batch_size, compute_rb, plan=plan, support=support
+        )
+        return sequences, logprobs, diagnostics
+
+    @explains_arguments
+    def ratio_health(
+        self,
+        sequences: BatchedSequences,
+        tf_batch_size: int | None = None,
+        params_override: Mapping[str, Tensor] | None = None,
+        plan: PlanArgument = None,
+    ) -> RatioHealth:
+        """How far a pass's log q is from the sampler's own, token by token: on recomputed and on replayed supports.
+
+        Args:
+            sequences: draws with the sampler's log q and supports.
+            tf_batch_size: rows scored at a time.
+            params_override: as in `teacher_force_logprobs`; without one, all that differs is rounding.
+            plan: the plan under which they were drawn.
+
+        Raises:
+            InputError: if the sequences carry no log q or no supports.
+        """
+        passes = []
+        for support in get_args(Support):
+            assembly = self._force(
+                sequences, False, tf_batch_size, params_override, None, plan, False, support, with_flips=True
+            )
+            passes.append(assembly.logprobs(False, False))
+        return RatioHealth.of(*passes, sequences)
 
     def _force(
         self,
@@ -367,6 +445,9 @@ class SequenceProcessor:
         buffers_override: Mapping[str, Tensor] | None,
         plan: PlanArgument,
         with_shape: bool,
+        support: Support = "recomputed",
+        *,
+        with_flips: bool = False,
     ) -> Assembly:
         if not isinstance(sequences, BatchedSequences):
             raise InputError(f"sequences is a BatchedSequences, got {type(sequences).__name__}; see its from_ids.")
@@ -379,6 +460,8 @@ class SequenceProcessor:
             plan=plan,
             with_shape=with_shape,
             chunk_rows=self.head_chunk_rows,
+            support=support,
+            with_flips=with_flips and support == "replayed",
         )
         started = time.perf_counter()
         with alone(self.parts.causal):
@@ -406,6 +489,55 @@ class SequenceProcessor:
         return self._overrides.moved(v_named, eta)
 
     _build_params_override = params_override
+
+    @explains_arguments
+    def functional_logits(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        params_override: Mapping[str, Tensor] | None = None,
+        buffers_override: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The model's raw logits of whole rows, under an override or as it is, for a loss of your own.
+
+        They carry a graph, to what made the override or to the live parameters, unless torch's grad mode is off. The
+        model runs in evaluation mode, with parameters and autocast as `precision.func_override` says.
+
+        Args:
+            input_ids: [batch, pos].
+            attention_mask: 1 for tokens, 0 for padding on either side, [batch, pos]; None means no padding.
+            params_override: parameters by name, e.g. of `params_override`; those left out stay.
+            buffers_override: buffers by name.
+
+        Returns:
+            Logits [batch, pos, d_vocab], before any temperature, after the model's own scaling and soft cap; float32,
+            or float64 if the model is.
+
+        Raises:
+            InputError: for an unknown or mis-shaped override, or a mask of another shape.
+        """
+        with alone(self.parts.causal), precise(self.config.precision):
+            return functional_logits(
+                self.parts,
+                self._overrides,
+                self.config.precision.func_override,
+                input_ids,
+                attention_mask,
+                params_override or {},
+                buffers_override or {},
+            )
+
+    _fc_logits = functional_logits
+
+    @property
+    def _fo_cfg(self) -> SettingsView:
+        """The settings of functional calls as they are now, also after a change of `config`."""
+        return SettingsView(lambda: self.config.precision.func_override)
+
+    @property
+    def _tf_cfg(self) -> SettingsView:
+        """The settings of teacher-forced passes, `tf_nograd` and `tf_withgrad`, as they are now."""
+        return SettingsView(lambda: self.config.precision, ("tf_nograd", "tf_withgrad"))
 
     def build_state_override(
         self,

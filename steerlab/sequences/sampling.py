@@ -1,4 +1,4 @@
-"""SamplingRequest responses from the user's own model, and reading in what an engine has drawn."""
+"""Drawing responses from the user's own model, and reading in what an engine has drawn."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,6 +19,7 @@ from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.spelling import Continuation
 from steerlab.core.stopping import find_stop
 from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
+from steerlab.core.token_sets import TokenSets
 from steerlab.runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
 from steerlab.runtime.evaluation import evaluating
 from steerlab.runtime.growth import fresh_rows
@@ -45,6 +46,7 @@ class SamplingRequest:
         stop: strings that end a response.
         plan: a plan, None, or a list with one per prompt.
         chat: take strings as user turns of a chat.
+        with_support: record the set that each token was drawn from; None does where that is possible.
     """
 
     n: int
@@ -53,6 +55,7 @@ class SamplingRequest:
     stop: tuple[str, ...]
     plan: PlanArgument = None
     chat: bool = False
+    with_support: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,13 @@ class Sampler:
     def _from_engine(
         self, engine: Engine, ids: Sequence[tuple[int, ...]], request: SamplingRequest
     ) -> tuple[list[Row], list[Receipt]]:
+        if request.with_support and not engine.traits.gives_supports:
+            raise InputError(
+                f"The engine {engine.info.name} ({engine.traits.backend}) does not say which sets it draws from; pass "
+                "with_support=False, and score with support='recomputed'."
+            )
+        with_support = engine.traits.gives_supports and request.with_support is not False
+        options: dict[str, Any] = {"with_support": True} if with_support else {}
         generations = engine.generate(
             [list(row) for row in ids],
             plan=request.plan,
@@ -97,6 +107,7 @@ class Sampler:
             n=request.n,
             seed=request.seed,
             stop=request.stop,
+            **options,
         )
         failed = [c for c in generations if c.finish_reason == "error"]
         if failed:
@@ -123,7 +134,8 @@ class Sampler:
                 mine = [job for job in jobs if job.prompt_index in wanted]
                 for start in range(0, len(mine), request.rows_at_once):
                     batch = mine[start : start + request.rows_at_once]
-                    made, edited = self._batch(batch, [contents[job.prompt_index] for job in batch], assigned, rules)
+                    looked_at = [contents[job.prompt_index] for job in batch]
+                    made, edited = self._batch(batch, looked_at, assigned, rules, request.with_support is not False)
                     outputs |= zip([job.row_index for job in batch], made, strict=True)
                     receipts += edited
                     bar.update(len(batch))
@@ -143,6 +155,7 @@ class Sampler:
         contents: Sequence[PromptContent],
         assigned: AssignedPlan,
         rules: StopRules,
+        with_support: bool,
     ) -> tuple[list[RowOutput], list[Receipt]]:
         """One batch of rows under one plan."""
         run = PlanRun(assigned.plan, len(jobs), contents)
@@ -152,7 +165,9 @@ class Sampler:
             stack.enter_context(evaluating(self.parts.root))
             stack.enter_context(torch.autocast(self.parts.device.type, enabled=False))
             rows = fresh_rows(self.parts.causal, run, list(map(len, prompts)), "step")
-            decoding = Decoding(rows, prompts, self.config.policy, keys, rules, self.tokenizer)
+            decoding = Decoding(
+                rows, prompts, self.config.policy, keys, rules, self.tokenizer, with_support=with_support
+            )
             if len(run.plan):
                 stack.enter_context(apply_plan(self.resolver.layers, run))
             outputs = decoding.run()
@@ -184,7 +199,15 @@ class Sampler:
             finish_reasons=[[row.finish_reason for row in group] for group in nested],
             sampler_logqs=[[np.array(row.token_log_qs, dtype=np.float32) for row in group] for group in nested],
             prompts=list(given),
+            supports=_supports(nested),
+            policy=self.config.policy,
         )
+
+
+def _supports(nested: Sequence[Sequence[Row]]) -> list[list[TokenSets]] | None:
+    """What every token was drawn from; None unless all rows say."""
+    found = [[row.supports for row in group if row.supports is not None] for group in nested]
+    return found if all(len(sets) == len(group) for sets, group in zip(found, nested, strict=True)) else None
 
 
 def single_seed(seed: Any) -> int:
@@ -213,7 +236,14 @@ def encode_prompts(
         PromptError: for a prompt that cannot run.
         ContextLengthError: if a prompt and its new tokens exceed the context.
     """
-    encoded = [encode_prompt(tokenizer, prompt, chat=chat, d_vocab=parts.d_vocab) for prompt in as_prompts(prompts)]
+    texts: dict[str, EncodedPrompt] = {}  # draws with replacement hold few prompts many times
+    encoded = []
+    for prompt in as_prompts(prompts):
+        found = texts.get(prompt) if isinstance(prompt, str) else None
+        found = found or encode_prompt(tokenizer, prompt, chat=chat, d_vocab=parts.d_vocab)
+        if isinstance(prompt, str):
+            texts[prompt] = found
+        encoded.append(found)
     limit = parts.context_length
     for index, prompt in enumerate(encoded):
         length = len(prompt.token_ids) + max_new_tokens

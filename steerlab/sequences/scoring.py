@@ -3,15 +3,17 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from steerlab.core.errors import ContextLengthError, InputError
+from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
+from steerlab.measures.nucleus import truncates
 from steerlab.runtime.decoding import eos_token_ids
 from steerlab.runtime.evaluation import evaluating
 from steerlab.runtime.model_parts import ModelParts
@@ -23,7 +25,7 @@ from steerlab.sequences.head import HeadResult, HeadSpec
 from steerlab.sequences.overrides import Overrides
 from steerlab.sequences.plan_resolver import PlanResolver
 from steerlab.sequences.precision import active_dropout, precise
-from steerlab.sequences.types import BatchedSequences
+from steerlab.sequences.types import BatchedSequences, Support
 from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, group_by_plan
 
 
@@ -41,6 +43,8 @@ class ScoringRequest:
         chunk_rows: rows of logits at once; None takes what fits.
         averaged: let a DistributedDataParallel wrapper average the gradients of the backward pass that follows. Not for
             a caller that takes `torch.autograd.grad`, which such a wrapper cannot see.
+        support: `recomputed` takes the nucleus of this pass, `replayed` the set that each token was drawn from.
+        with_flips: also say where the two differ.
     """
 
     with_grad: bool
@@ -51,6 +55,8 @@ class ScoringRequest:
     with_shape: bool = False
     chunk_rows: int | None = None
     averaged: bool = True
+    support: Support = "recomputed"
+    with_flips: bool = False
 
 
 Batch = tuple[list[ForcedRow], AssignedPlan]
@@ -79,7 +85,9 @@ class Scorer:
         self.parts.check_head()
         assigned = self.resolver.assign(request.plan, sequences.n_prompts)
         rows = forced_rows(sequences, self.parts)
-        assembly = Assembly(sequences, self.config, request.with_grad)
+        if must_replay(sequences, request.support, self.config.generation.policy, self.parts.d_vocab):
+            rows = [with_support(row, sequences) for row in rows]
+        assembly = Assembly(sequences, self.config, request.with_grad, request.support)
         receipts: list[Receipt] = []
         with ExitStack() as stack:
             stack.enter_context(precise(self.config.precision))
@@ -116,6 +124,7 @@ class Scorer:
             with_shape=request.with_shape,
             eos_ids=tuple(token for token in sorted(named) if token < self.parts.d_vocab),
             chunk_rows=request.chunk_rows,
+            with_flips=request.with_flips and truncates(self.config.generation.policy),
         )
         return Forcing(self.parts, self.resolver, spec, cast, state, n_prompts)
 
@@ -190,7 +199,7 @@ def forced_rows(sequences: BatchedSequences, parts: ModelParts) -> list[ForcedRo
         InputError: for an id outside the vocabulary.
     """
     found = []
-    limit = parts.context_length
+    limit, d_vocab = parts.context_length, parts.d_vocab
     for b in range(sequences.n_prompts):
         for g in range(sequences.n_samples):
             prompt, response = tuple(sequences.prompt_ids(b, g)), tuple(sequences.response_ids(b, g))
@@ -200,9 +209,43 @@ def forced_rows(sequences: BatchedSequences, parts: ModelParts) -> list[ForcedRo
                     f"Row ({b}, {g}) takes {length} tokens, {length - limit} more than the context of {limit}; nothing "
                     "is cut silently."
                 )
-            bad = [token for token in (*prompt, *response) if not 0 <= token < parts.d_vocab]
-            if bad:
-                raise InputError(f"Row ({b}, {g}) holds token id {bad[0]}, outside the vocabulary of {parts.d_vocab}.")
+            for token in (min(prompt + response, default=0), max(prompt + response, default=0)):
+                if not 0 <= token < d_vocab:
+                    raise InputError(f"Row ({b}, {g}) holds token id {token}, outside the vocabulary of {d_vocab}.")
             if response:
                 found.append(ForcedRow(prompt, response, b, g, b * sequences.n_samples + g))
     return found
+
+
+def must_replay(sequences: BatchedSequences, support: str, policy: SamplingPolicy, d_vocab: int) -> bool:
+    """Whether scoring takes the supports that the sequences carry; a policy that keeps every token needs none.
+
+    Raises:
+        InputError: for another word, or sequences that do not carry supports of this policy and vocabulary.
+    """
+    if support not in get_args(Support):
+        raise InputError(f"support is {' or '.join(map(repr, get_args(Support)))}, got {support!r}.")
+    if support == "recomputed":
+        return False
+    if sequences.policy is not None and sequences.policy != policy:
+        raise InputError(
+            f"The sequences were drawn under {sequences.policy}, and the configuration now says {policy}: their "
+            "supports belong to the first. Set the configuration back, or use support='recomputed'."
+        )
+    if not truncates(policy):
+        return False
+    if sequences.supports is None:
+        raise InputError(
+            "support='replayed' needs the sets that the tokens were drawn from, which these sequences do not carry: "
+            "draw them with generate_batched(…, with_support=True), or use support='recomputed'."
+        )
+    found = {sets.d_vocab for row in sequences.supports for sets in row if len(sets)}
+    if not found <= {d_vocab}:
+        raise InputError(f"The supports are of a vocabulary of {sorted(found)} tokens, the model's has {d_vocab}.")
+    return True
+
+
+def with_support(row: ForcedRow, sequences: BatchedSequences) -> ForcedRow:
+    """The row with what its tokens were drawn from."""
+    assert sequences.supports is not None
+    return replace(row, support=sequences.supports[row.prompt_index][row.sample_index])

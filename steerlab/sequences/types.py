@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -17,12 +17,15 @@ from torch import Tensor
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
+from steerlab.core.token_sets import TokenSets
 from steerlab.sequences.storage import as_arrays, cut, joined, joined_arrays, read_results, write_results
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Nested = list[list[Any]]
+Support: TypeAlias = Literal["recomputed", "replayed"]
+"""Which set q is taken on: the nucleus of the scoring pass, or the set that the sampler drew the token from."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class BatchedSequences:
             engine records the exact one under every policy.
         prompts: the prompts as given; None if unknown.
         examples: the data set's row of each prompt; None without a data set.
+        supports: the set of tokens that each token was drawn from, `[B][G]`, one set per token, stored compactly; None
+            if unknown.
+        policy: the policy they were drawn under; None if unknown.
+        rewards: one float per response, `[B][G]`; None until some were computed.
+        pool_indices: which row of its pool each prompt is, int64 [B]; None unless drawn with replacement.
         receipts: what the call's plan edited, one per response in order b·G + g; not saved.
 
     Raises:
@@ -60,6 +68,10 @@ class BatchedSequences:
     sampler_logqs: list[list[np.ndarray]] | None = field(default=None, repr=False)
     prompts: list[Any] | None = field(default=None, repr=False)
     examples: list[Mapping[str, Any]] | None = field(default=None, repr=False)
+    supports: list[list[TokenSets]] | None = field(default=None, repr=False)
+    policy: SamplingPolicy | None = None
+    rewards: list[list[float]] | None = field(default=None, repr=False)
+    pool_indices: np.ndarray | None = field(default=None, repr=False)
     receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -82,14 +94,18 @@ class BatchedSequences:
         _check_mask(mask, self.prompt_lens, self.gen_lens)
 
     def _check_nested(self) -> None:
-        for name in ("responses_text", "finish_reasons", "sampler_logqs", "prompts", "examples"):
+        per_prompt = ("prompts", "examples", "pool_indices")
+        per_response = ("responses_text", "finish_reasons", "sampler_logqs", "supports", "rewards")
+        for name in per_response + per_prompt:
             value = getattr(self, name)
             if value is None:
                 continue
-            nested = name not in ("prompts", "examples")
+            nested = name in per_response
             if len(value) != self.n_prompts or (nested and any(len(row) != self.n_samples for row in value)):
                 inner = f", each with {self.n_samples} for its responses" if nested else ""
                 raise InputError(f"{name} holds one entry for each of the {self.n_prompts} prompts{inner}.")
+        if self.supports is not None and [[len(sets) for sets in row] for row in self.supports] != self.gen_lens:
+            raise InputError("supports holds one set per generated token, and the lengths differ from gen_lens.")
 
     @property
     def n_prompts(self) -> int:
@@ -125,6 +141,10 @@ class BatchedSequences:
             sampler_logqs=self.sampler_logqs and [[self.sampler_logqs[b][g]] for b, g in places],
             prompts=self.prompts and [self.prompts[b] for b, _ in places],
             examples=self.examples and [self.examples[b] for b, _ in places],
+            supports=self.supports and [[self.supports[b][g]] for b, g in places],
+            policy=self.policy,
+            rewards=self.rewards and [[self.rewards[b][g]] for b, g in places],
+            pool_indices=None if self.pool_indices is None else self.pool_indices[[b for b, _ in places]],
         )
 
     def save(self, path: str | Path) -> Path:
@@ -132,8 +152,17 @@ class BatchedSequences:
         tensors = {"sequences": self.sequences, "attention_masks": self.attention_masks}
         if self.sampler_logqs is not None:
             tensors["sampler_logqs"] = joined_arrays(self.sampler_logqs)
+        if self.pool_indices is not None:
+            tensors["pool_indices"] = torch.from_numpy(self.pool_indices)
         names = ("prompt_lens", "gen_lens", "responses_text", "finish_reasons", "prompts", "examples")
-        return write_results(path, "sequences", {name: getattr(self, name) for name in names}, tensors)
+        data = {name: getattr(self, name) for name in names}
+        data["policy"] = None if self.policy is None else asdict(self.policy)
+        data["rewards"] = None if self.rewards is None else without_nan(self.rewards)
+        if self.supports is not None:
+            every = TokenSets.joined([sets for row in self.supports for sets in row])
+            data["support_vocabulary"] = every.d_vocab
+            tensors |= {f"support_{name}": torch.from_numpy(getattr(every, name)) for name in SUPPORT_PARTS}
+        return write_results(path, "sequences", data, tensors)
 
     @classmethod
     def load(cls, path: str | Path) -> "BatchedSequences":
@@ -238,6 +267,10 @@ class LogprobResults:
         token_logqs: log q of each token under the sampling policy, tensors like `logprobs`; −inf outside the nucleus.
         sequence_logqs: their sums Σ log q, floats.
         policy: the sampling policy of q.
+        support: the sets that q was taken on: `recomputed`, the nuclei of this pass, or `replayed`, those the tokens
+            were drawn from.
+        support_flips: where the nucleus of this pass is another set than the replayed one, NumPy bool [T]; None unless
+            compared, see `SequenceProcessor.ratio_health`; not saved.
         receipts: what the call's plan edited, one per response with a token, in order b·G + g; not saved.
     """
 
@@ -251,6 +284,8 @@ class LogprobResults:
     token_logqs: list[list[Tensor]]
     sequence_logqs: list[list[float]]
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+    support: Support = "recomputed"
+    support_flips: list[list[np.ndarray]] | None = field(default=None, repr=False)
     receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
 
     @property
@@ -274,10 +309,8 @@ class LogprobResults:
             tensors["rb_entropies_torch"] = joined(self.rb_entropies_torch)
         if self.baseline_feats_torch is not None:
             tensors["baseline_feats_torch"] = joined(self.baseline_feats_torch)
-        rewards = [[None if math.isnan(value) else value for value in row] for row in self.rewards]
-        return write_results(
-            path, "logprobs", {"lens": lens, "rewards": rewards, "policy": asdict(self.policy)}, tensors
-        )
+        data = {"lens": lens, "rewards": without_nan(self.rewards), "policy": asdict(self.policy)}
+        return write_results(path, "logprobs", data | {"support": self.support}, tensors)
 
     @classmethod
     def load(cls, path: str | Path) -> "LogprobResults":
@@ -322,11 +355,42 @@ def as_array(values: Tensor) -> np.ndarray:
     return values.detach().cpu().numpy()
 
 
+SUPPORT_PARTS = ("kinds", "lengths", "data")
+
+
+def without_nan(nested: list[list[float]]) -> list[list[float | None]]:
+    """Nested numbers as JSON can hold them: None for NaN."""
+    return [[None if math.isnan(value) else value for value in row] for row in nested]
+
+
+def with_nan(nested: list[list[float | None]]) -> list[list[float]]:
+    """What `without_nan` was given."""
+    return [[math.nan if value is None else float(value) for value in row] for row in nested]
+
+
 def _sequences(data: dict[str, Any], tensors: dict[str, Tensor]) -> BatchedSequences:
-    stored = tensors.pop("sampler_logqs", None)
-    log_qs = None if stored is None else as_arrays(cut(stored, data["gen_lens"]))
+    stored, indices = tensors.pop("sampler_logqs", None), tensors.pop("pool_indices", None)
+    supports = _supports(data.pop("support_vocabulary", None), data["gen_lens"], tensors)
+    policy, rewards = data.pop("policy", None), data.pop("rewards", None)
     fields: dict[str, Any] = {**data, **tensors}
-    return BatchedSequences(**fields, sampler_logqs=log_qs)
+    return BatchedSequences(
+        **fields,
+        sampler_logqs=None if stored is None else as_arrays(cut(stored, data["gen_lens"])),
+        pool_indices=None if indices is None else indices.numpy(),
+        supports=supports,
+        policy=None if policy is None else SamplingPolicy(**policy),
+        rewards=None if rewards is None else with_nan(rewards),
+    )
+
+
+def _supports(
+    d_vocab: int | None, gen_lens: list[list[int]], tensors: dict[str, Tensor]
+) -> list[list[TokenSets]] | None:
+    if d_vocab is None:
+        return None
+    every = TokenSets(d_vocab, *(tensors.pop(f"support_{name}").numpy() for name in SUPPORT_PARTS))
+    ends = iter(np.cumsum([n for row in gen_lens for n in row]).tolist())
+    return [[every[end - n : end] for n in row for end in [next(ends)]] for row in gen_lens]
 
 
 def _logprobs(data: dict[str, Any], tensors: dict[str, Tensor]) -> LogprobResults:
@@ -338,10 +402,11 @@ def _logprobs(data: dict[str, Any], tensors: dict[str, Tensor]) -> LogprobResult
         entropies=[[-values.numpy() for values in row] for row in log_probs],
         sequence_logprobs=[[float(values.double().sum()) for values in row] for row in log_probs],
         rb_entropies=as_arrays(parts.get("rb_entropies", empty)),
-        rewards=[[math.nan if value is None else float(value) for value in row] for row in data["rewards"]],
+        rewards=with_nan(data["rewards"]),
         rb_entropies_torch=parts.get("rb_entropies_torch"),
         baseline_feats_torch=parts.get("baseline_feats_torch"),
         token_logqs=log_qs,
         sequence_logqs=[[float(values.double().sum()) for values in row] for row in log_qs],
         policy=SamplingPolicy(**data["policy"]),
+        support=data.get("support", "recomputed"),
     )

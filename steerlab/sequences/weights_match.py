@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
@@ -14,6 +16,13 @@ from steerlab.sequences.types import BatchedSequences
 
 _PROMPT, _TARGET = 8, 32
 _TOLERANCE, _NARROW_TOLERANCE = 1e-3, 0.25  # nats on one token; two kernels differ that much in half precision
+
+
+@torch.no_grad()
+def parameters_fingerprint(root: nn.Module) -> tuple[Any, ...]:
+    """Equal as long as no parameter was written to."""
+    # sums too: version counters miss what is written through `.data`
+    return tuple((p._version, p.dtype, float(p.sum(dtype=torch.float32))) for p in root.parameters())
 
 
 def check_same_weights(

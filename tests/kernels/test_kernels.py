@@ -22,8 +22,8 @@ DEVICE = "{device}"
 torch.manual_seed(0)
 for width in {widths}:
     for scale in (0.01, 1.0, 5.0, 30.0):
-        for top_p in (0.05, 0.5, 0.8, 0.95, 0.999):
-            rows = torch.randn(4, width, device=DEVICE) * scale
+        for top_p in {top_ps}:
+            rows = torch.randn({n_rows}, width, device=DEVICE) * scale
             if scale == 5.0:
                 rows = rows.round()  # ties
             if scale == 30.0:
@@ -36,6 +36,18 @@ for width in {widths}:
             # the sort's running float32 sum may be off by as much as a few of the least tokens weigh
             allowed = 0 if DEVICE == "cpu" else 1 + rows.shape[1] // 2000
             assert ((sizes[0] - sizes[1]).abs() <= allowed).all(), (width, scale, top_p, sizes)
+for dtype in (torch.float16, torch.bfloat16):
+    for width in {widths}:
+        for temperature, top_p in ((1, 0.9), (0.6, 0.95), (1.7, 0.5)):
+            rows = (torch.randn({n_rows}, width, device=DEVICE) * 3).to(dtype)
+            rows[0] *= 0.01
+            rows[1, 1:] = -torch.inf
+            policy = SamplingPolicy(top_p=top_p, temperature=temperature)
+            found = top_p_edges_on_gpu(rows, top_p, temperature)
+            scaled = rows.float() / temperature
+            sizes = [up_to_edge(scaled, edges).sum(-1) for edges in (found, _edges_by_sort(scaled, policy))]
+            allowed = 0 if DEVICE == "cpu" else 1 + width // 2000
+            assert ((sizes[0] - sizes[1]).abs() <= allowed).all(), (dtype, width, temperature, top_p, sizes)
 zeros = torch.tensor([[0.0, -0.0, 0.0, -0.0, -9.0]], device=DEVICE)
 assert top_p_edges_on_gpu(zeros, 0.6).tolist() == [2]
 assert top_p_edges_on_gpu(zeros, 0.2).tolist() == [0]
@@ -77,6 +89,50 @@ print("all steps agree")
 """
 
 
+HEADS = """
+import torch
+import steerlab.sequences.fused_head as fused_head
+from steerlab.core.policy import SamplingPolicy
+from steerlab.runtime.model_parts import LogitTransform
+from steerlab.sequences.head import HeadSpec, measure_head
+
+DEVICE, DTYPE = "{device}", torch.{dtype}
+torch.manual_seed(0)
+N_ROWS, WIDTH, (ROW_TOLERANCE, GRADIENT_TOLERANCE) = {n_rows}, {width}, {tolerances}
+fused_head.BUFFER_BYTES = 4 * WIDTH * DTYPE.itemsize  # so that chunks of rows and blocks of columns are several
+
+
+def measured(spec, arguments, tokens, by, with_kernels):
+    fused_head.runs_kernels = lambda rows: with_kernels
+    found = measure_head(spec, *arguments, tokens)
+    log_qs = found.log_qs.masked_fill(found.log_qs.isinf(), 0.0)
+    loss = (found.log_probs * by[0] + log_qs * by[1] + found.entropies * by[2]).sum()
+    wanted = [a for a in arguments if a is not None]
+    return (found.log_probs, found.log_qs, found.entropies), torch.autograd.grad(loss, wanted)
+
+
+transforms = (LogitTransform(), LogitTransform(multiplier=2.0, softcap=8.0), LogitTransform(divisor=3.0))
+policies = ((1, 1, 0), (0.7, 1, 0), (0.7, 0.9, 0), (1, 0.5, 0), (2, 0.8, 7), (0, 1, 0))
+cases = [(transforms[0], policy, rows) for policy in policies for rows in (2, 100)]
+cases += [(transform, policy, 100) for transform in transforms[1:] for policy in policies[1:3]]
+for transform, (temperature, top_p, top_k), backward_rows in cases:
+    fused_head.BACKWARD_ROWS = backward_rows
+    spec = HeadSpec(transform, SamplingPolicy(temperature=temperature, top_p=top_p, top_k=top_k))
+    hidden = torch.randn(N_ROWS, 16, device=DEVICE, dtype=DTYPE, requires_grad=True)
+    weight = torch.randn(WIDTH, 16, device=DEVICE, dtype=DTYPE, requires_grad=True)
+    bias = torch.randn(WIDTH, device=DEVICE, dtype=DTYPE, requires_grad=True) if temperature == 0.7 else None
+    tokens = (hidden @ weight.T).argmax(-1)
+    tokens[::3] = torch.randint(0, WIDTH, tokens[::3].shape, device=DEVICE)
+    by = torch.randn(3, N_ROWS, device=DEVICE)
+    plain, fused = (measured(spec, (hidden, weight, bias), tokens, by, k) for k in (False, True))
+    for a, b in zip(plain[0], fused[0]):
+        torch.testing.assert_close(b, a, rtol=ROW_TOLERANCE, atol=ROW_TOLERANCE)
+    for a, b in zip(plain[1], fused[1]):
+        torch.testing.assert_close(b, a, rtol=GRADIENT_TOLERANCE, atol=GRADIENT_TOLERANCE)
+print("all heads agree")
+"""
+
+
 def interpreted(code: str, **values: object) -> str:
     code = code.format(device="cpu", **values)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -86,11 +142,15 @@ def interpreted(code: str, **values: object) -> str:
 
 
 def test_edges_equal_those_of_the_full_sort():
-    assert "all edges agree" in interpreted(EDGES, widths=(5, 1500))
+    assert "all edges agree" in interpreted(EDGES, widths=(5, 1500), top_ps=(0.05, 0.8, 0.999), n_rows=3)
 
 
 def test_steps_and_gradients_equal_the_eager_ones():
     assert "all steps agree" in interpreted(STEPS, widths=(300, 2500))
+
+
+def test_the_fused_head_equals_the_eager_one():
+    assert "all heads agree" in interpreted(HEADS, dtype="float32", n_rows=6, width=50, tolerances=(2e-5, 2e-5))
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -100,7 +160,17 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 @needs_gpu
 @pytest.mark.parametrize("code", [EDGES, STEPS])
 def test_compiled_kernels_agree_with_the_eager_code(code, capsys):
-    exec(compile(code.format(device="cuda", widths=(5, 3000, 128256)), "kernels", "exec"), {})
+    values = {"widths": (5, 3000, 128256), "top_ps": (0.05, 0.5, 0.8, 0.95, 0.999), "n_rows": 8}
+    exec(compile(code.format(device="cuda", **values), "kernels", "exec"), {})
+    assert "agree" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerances"), [("float32", (1e-4, 1e-4)), ("bfloat16", (1e-3, 6e-2))])
+def test_the_compiled_head_agrees_with_the_eager_one(dtype, tolerances, capsys):
+    code = HEADS.format(device="cuda", dtype=dtype, n_rows=13, width=3000, tolerances=tolerances)
+    exec(compile(code, "kernels", "exec"), {})
     assert "agree" in capsys.readouterr().out
 
 

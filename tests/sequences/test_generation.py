@@ -75,7 +75,7 @@ def test_a_list_of_seeds_needs_given_prompts(make_processor):
     for call in (
         lambda seed: processor.generate_with_logprobs(num_prompts=2, G=1, seed=seed),
         lambda seed: processor.sample_prompts(None, num_prompts=2, seed=seed),
-        lambda seed: processor.generate_with_replacement_sampling(2, seed=seed),
+        lambda seed: processor.generate_with_replacement_sampling(2, None, seed=seed),
     ):
         with pytest.raises(InputError, match=r"seed is one integer ≥ 0 here, got \[1, 2\]"):
             call([1, 2])
@@ -163,7 +163,7 @@ def test_prompts_rewards_and_examples(make_processor):
         return float(example["answer"])
 
     sequences, logprobs, _ = processor.generate_with_logprobs(
-        dataset_name="echo", split="test", num_prompts=3, G=2, seed=0, reward=reward
+        dataset_name="echo", split="test", num_prompts=3, G=2, seed=0, reward_fn=reward
     )
     assert [len(row) for row in logprobs.rewards] == [2, 2, 2]
     assert [row[0] for row in logprobs.rewards] == [float(example["answer"]) for example in sequences.examples]
@@ -187,23 +187,27 @@ def test_a_failing_reward_names_the_row(make_processor):
         return 1.0
 
     with pytest.raises(RewardError, match=r"prompt 1, sample 0.*KeyError: 'gold'"):
-        make_processor(max_new_tokens=2).generate_with_logprobs(PROMPTS, G=2, seed=0, reward=reward)
+        make_processor(max_new_tokens=2).generate_with_logprobs(PROMPTS, G=2, seed=0, reward_fn=reward)
 
 
 def test_draws_with_replacement(make_processor):
     processor = make_processor(max_new_tokens=3)
     state = np.random.get_state()[1].copy()  # noqa: NPY002  the global generator must not move
     torch_state = torch.random.get_rng_state()
-    sequences, indices = processor.generate_with_replacement_sampling(40, "arithmetic", "test", 5, seed=2)
+    sequences, logprobs, diagnostics = processor.generate_with_replacement_sampling(
+        40, "arithmetic", "test", 5, seed=2
+    )
+    indices = sequences.pool_indices
     assert (sequences.n_prompts, sequences.n_samples) == (40, 1)
+    assert len(logprobs.logprobs) == len(diagnostics.diagnostics) == 40
     assert indices.shape == (40,)
     assert set(indices) == set(range(5))
     pool, _ = processor.sample_prompts("arithmetic", "test", 5, 2)
     assert sequences.prompts == [pool[i] for i in indices]
     twice = [k for k in range(40) if indices[k] == indices[0]]
     assert len({tuple(sequences.response_ids(k, 0)) for k in twice}) > 1  # independent draws of one prompt
-    again, same = processor.generate_with_replacement_sampling(40, "arithmetic", "test", 5, seed=2)
-    np.testing.assert_array_equal(indices, same)
+    again, _, _ = processor.generate_with_replacement_sampling(40, "arithmetic", "test", 5, seed=2)
+    np.testing.assert_array_equal(indices, again.pool_indices)
     assert ids_of(again) == ids_of(sequences)
     np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
     assert torch.equal(torch_state, torch.random.get_rng_state())

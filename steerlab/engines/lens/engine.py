@@ -15,7 +15,7 @@ from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
 from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.not_finite import failed_prompts, not_finite
-from steerlab.core.numbers import as_integer, check_integer, shown
+from steerlab.core.numbers import as_integer, check_flag, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
@@ -114,7 +114,8 @@ class LensEngine:
     def traits(self) -> EngineTraits:
         """What this engine does in its own way."""
         device = next(self.model.parameters()).device.type
-        return EngineTraits("lens", device, tuple(range(self.info.n_layers)), takes_functions=True)
+        layers = tuple(range(self.info.n_layers))
+        return EngineTraits("lens", device, layers, takes_functions=True, gives_supports=True)
 
     def plain_model(self) -> Any:
         """The Hugging Face model without hook points, on this engine's weights: the same tensors, nothing copied.
@@ -152,6 +153,7 @@ class LensEngine:
         chat: bool = False,
         batch_size: int | str = "auto",
         engine: str = "auto",
+        with_support: bool = False,
     ) -> Generations:
         """Samples n continuations of each prompt, with a cache; the plan is active at every step.
 
@@ -167,6 +169,7 @@ class LensEngine:
             chat: take strings as user turns of a chat.
             batch_size: rows per batch; "auto" fills batches up to `batch_tokens`. The order of results is the same.
             engine: `auto`, `bridge`, `fast` or `compiled`; see `steerlab.engines.lens.backends`.
+            with_support: also record the set of tokens that each token was drawn from, in `completion.supports`.
 
         Raises:
             ContextLengthError: if a prompt and its new tokens exceed the context.
@@ -186,6 +189,7 @@ class LensEngine:
             rules=stop_rules(self.model, self.tokenizer, strings, max_new_tokens),
             engine=engine,
             contents=self._encoder.contents(encoded),
+            with_support=check_flag(with_support, "with_support"),
         )
         jobs = generation_jobs([p.token_ids for p in encoded], n, seed, max_new_tokens)
         each = len(jobs) // len(encoded)

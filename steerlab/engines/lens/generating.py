@@ -50,6 +50,7 @@ class GenerationTask:
         outputs: by row index, what each row produced.
         receipts: by row index.
         engine_used: the engine that ran; several are joined by `+`.
+        with_support: record the set that every token was drawn from.
     """
 
     bridge: Any
@@ -61,6 +62,7 @@ class GenerationTask:
     outputs: dict[int, RowOutput] = field(default_factory=dict)
     receipts: dict[int, Receipt] = field(default_factory=dict)
     engine_used: str = ""
+    with_support: bool = False
 
     def __post_init__(self) -> None:
         SamplingPolicy.check(self.policy)
@@ -118,6 +120,7 @@ class GenerationTask:
             sample_index=job.sample_index,
             token_log_probs=output.token_log_probs,
             token_log_qs=output.token_log_qs,
+            supports=output.supports,
         )
 
     def failure(self, what: str, *, steered: bool) -> NonFiniteError:
@@ -159,7 +162,8 @@ class GenerationTask:
 
     def _decoding(self, rows: Any, jobs: Sequence[GenerationJob]) -> Decoding:
         keys = torch.from_numpy(np.stack([job.keys for job in jobs]))
-        return Decoding(rows, [job.prompt for job in jobs], self.policy, keys, self.rules, self.tokenizer)
+        prompts = [job.prompt for job in jobs]
+        return Decoding(rows, prompts, self.policy, keys, self.rules, self.tokenizer, with_support=self.with_support)
 
     def _finish(
         self, jobs: Sequence[GenerationJob], outputs: list[RowOutput], run: PlanRun, rows: Any, assigned: AssignedPlan

@@ -1,0 +1,93 @@
+"""Registers and spills of every kernel, as the assembler reports them; needs Triton, no GPU.
+
+    python benchmarks/kernel_registers.py
+    python benchmarks/kernel_registers.py --capability 100
+
+A row's width is an argument of the kernels, not a constant, so these figures are those of any vocabulary.
+"""
+
+import argparse
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from steerlab.kernels import steps, top_p
+
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+def main() -> int:
+    """Prints a row per compiled kernel; 1 if any spills."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, default=90)
+    capability = parser.parse_args().capability
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    spilled = 0
+    print(f"{'kernel':<18} {'logits':<6} {'constants':<78} {'registers':>9} {'spilled bytes':>13}")
+    for kernel, dtype, constants, warps in variants():
+        registers, spills = assembled(kernel, dtype, constants, warps, capability)
+        spilled += spills
+        said = " ".join(name for name, value in constants.items() if value is True)
+        print(f"{kernel.__name__:<18} {dtype:<6} {said:<78} {registers:>9} {spills:>13}")
+    return int(spilled > 0)
+
+
+def variants():
+    """Kernels with the constants they are compiled with."""
+    for dtype in DTYPES:
+        unused = {"fp32": 0, "bf16": 16, "fp16": 13}[dtype]
+        for divided in (False, True) if dtype == "fp32" else (False,):
+            sizes = {"BLOCK": top_p._BLOCK, "UNUSED": unused, "EVEN_PASSES": top_p._EVEN_PASSES}
+            yield top_p._edge_kernel, dtype, sizes | {"IS_DIVIDED": divided}, top_p._WARPS
+        for edge, warm in itertools.product((False, True), repeat=2):
+            flags = {"HAS_EDGE": edge, "IS_DIVIDED": warm and dtype == "fp32"}
+            sizes = {"BLOCK": steps._BLOCK, "DEPTH": steps._DEPTH}
+            yield steps._measures_kernel, dtype, flags | sizes | {"IS_WARM": warm}, steps._WARPS
+            wanted = {"HAS_LOG_P": True, "HAS_LOG_Q": True, "HAS_ENTROPY": True, "HAS_SOFTCAP": False}
+            sizes = {"BLOCK": steps._GRADIENT_BLOCK}
+            yield steps._gradient_kernel, dtype, flags | wanted | sizes, steps._GRADIENT_WARPS
+
+
+def assembled(kernel, dtype, constants, warps, capability) -> tuple[int, int]:
+    """Registers per thread, and bytes spilled per thread."""
+    types = {name: argument_type(name, dtype) for name in kernel.arg_names if name not in constants}
+    types |= {name: "constexpr" for name in constants}
+    target = GPUTarget("cuda", capability, 32)
+    source = ASTSource(kernel, {name: types[name] for name in kernel.arg_names}, constexprs=constants)
+    compiled = triton.compile(source, target=target, options={"num_warps": warps})
+    with tempfile.TemporaryDirectory() as folder:
+        listing = Path(folder) / "kernel.ptx"
+        listing.write_text(compiled.asm["ptx"])
+        folder_of_tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+        newest = [folder_of_tools / name for name in ("ptxas-blackwell", "ptxas")]
+        assembler = next(tool for tool in newest if tool.exists())
+        architecture = f"sm_{capability}{'a' if capability >= 90 else ''}"
+        command = [str(assembler), "-v", f"--gpu-name={architecture}", str(listing), "-o", str(Path(folder) / "out")]
+        report = subprocess.run(command, capture_output=True, text=True, check=False)
+        if report.returncode:
+            raise RuntimeError(report.stderr)
+    registers = int(re.findall(r"Used (\d+) registers", report.stderr)[-1])
+    return registers, sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", report.stderr)))
+
+
+def argument_type(name: str, dtype: str) -> str:
+    """The type of a kernel's argument."""
+    if name in ("edges", "tokens"):
+        return "*i64"
+    if name in ("found", "cuts", "by_log_p", "by_log_q", "by_entropy"):
+        return "*fp32"
+    if name == "logits":
+        return f"*{dtype}"
+    return "i32" if name in ("stride", "found_stride", "width", "first_id") else "fp32"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
