@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.receipts import Receipt, Receipts
 from steerlab.core.results import Activations, Generations, Measured, Scores
 from steerlab.core.seeds import SeedLike
 from steerlab.core.text import Boundary, PromptLike, TargetLike
+from steerlab.display import Facts, Fold, Piece, Shown, figure
 
 DEFAULT_POLICY = SamplingPolicy()
 
 
-@dataclass(frozen=True)
-class ModelInfo:
+@dataclass(frozen=True, repr=False)
+class ModelInfo(Shown):
     """Which model an engine runs, precisely enough to compare results by.
 
     Attributes:
@@ -38,6 +40,27 @@ class ModelInfo:
     d_vocab: int
     context_length: int
     dtype: str
+
+    def _finding(self) -> str:
+        sizes = f"{figure(self.n_layers)} layers of width {figure(self.d_model)}"
+        return f"{self.name!r}, {sizes}, {self.dtype}, weights {self.weights_hash}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return [
+            Facts(
+                [
+                    ("model", self.name),
+                    ("revision", self.revision),
+                    ("weights", self.weights_hash),
+                    ("weight processing", self.weight_processing),
+                    ("layers", self.n_layers),
+                    ("width of the stream", self.d_model),
+                    ("logits", self.d_vocab),
+                    ("context", f"{figure(self.context_length)} tokens"),
+                    ("dtype", self.dtype),
+                ]
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -150,3 +173,15 @@ class Engine(Protocol):
     def close(self) -> None:
         """Frees the model."""
         ...
+
+
+def engine_pieces(info: ModelInfo, traits: EngineTraits, receipts: Sequence[Receipt]) -> list[Piece]:
+    """What a notebook shows of an engine: its model, where it runs, and what the last call edited."""
+    where = Facts(
+        [
+            ("runs on", f"{traits.backend}, {traits.device}"),
+            ("layers that can be edited", list(traits.layers) if len(traits.layers) < info.n_layers else "all"),
+        ]
+    )
+    last = Receipts(receipts)
+    return [*info._pieces(), where, *([Fold(f"last call: {last._finding()}", last._pieces())] if last else [])]
