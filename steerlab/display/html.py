@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 STYLE: Final = (
     "<style>"
@@ -48,6 +48,7 @@ STYLE: Final = (
 """What every face brings along, once a face."""
 
 
+@runtime_checkable
 class Piece(Protocol):
     """A part of a face."""
 

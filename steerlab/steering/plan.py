@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from steerlab.core.engine import Engine, ModelInfo
@@ -10,6 +10,7 @@ from steerlab.core.errors import PlanError, VectorMismatchError
 from steerlab.core.hashing import content_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Number, as_number, shown
+from steerlab.display import Facts, Piece, Shown, Table
 from steerlab.steering.conflicts import check_conflicts
 from steerlab.steering.finite_range import check_finite_range
 from steerlab.steering.operators import operator_from_json
@@ -33,7 +34,7 @@ class HookedEngine(Engine, Protocol):
 HookPairs = list[tuple[str, Callable[..., Any]]]
 
 
-class Plan:
+class Plan(Shown):
     """What is done to the stream: edits in order, immutable and hashable by content.
 
     Edits at one hook point apply in the plan's order, each seeing the result of the one before. Two plans are equal if
@@ -103,8 +104,28 @@ class Plan:
         """
         return str(self)
 
-    def __repr__(self) -> str:
-        return f"Plan({self.hash}: {'; '.join(map(str, self.edits))})"
+    def _finding(self) -> str:
+        return f"{self.hash}: {'; '.join(map(str, self.edits)) or 'no edits'}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        if not self.edits:
+            return []
+        columns = ["", "operator", "strength", "vector", "hook point", "positions", "more"]
+        rows = [
+            (
+                str(k),
+                type(edit.operator).__name__.lower(),
+                edit.operator.told(edit.scale),
+                edit.vector.name or "",
+                edit.hook_point.name,
+                str(edit.where),
+                "; ".join(filter(None, [str(edit.schedule or ""), str(edit.when or ""), edit.norm or ""])),
+            )
+            for k, edit in enumerate(self.edits, start=1)
+        ]
+        used = [k for k in range(len(columns)) if k != 6 or any(row[k] for row in rows)]
+        table = Table([columns[k] for k in used], [[row[k] for k in used] for row in rows])
+        return [table, Facts([("hash", self.hash)])]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Plan, self.edits)
