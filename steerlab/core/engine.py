@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.receipts import Receipt, Receipts
+from steerlab.core.receipts import Receipt, receipts_fold
 from steerlab.core.results import Activations, Generations, Measured, Scores
 from steerlab.core.seeds import SeedLike
 from steerlab.core.text import Boundary, PromptLike, TargetLike
-from steerlab.display import Facts, Fold, Piece, Shown, figure
+from steerlab.display import Facts, Piece, Shown, figure, shortened
 
 DEFAULT_POLICY = SamplingPolicy()
 
@@ -43,7 +43,7 @@ class ModelInfo(Shown):
 
     def _finding(self) -> str:
         sizes = f"{figure(self.n_layers)} layers of width {figure(self.d_model)}"
-        return f"{self.name!r}, {sizes}, {self.dtype}, weights {self.weights_hash}"
+        return f"{self.name!r}, {sizes}, {self.dtype}, weights {shortened(self.weights_hash, 13)}"
 
     def _pieces(self) -> Sequence[Piece]:
         return [
@@ -183,5 +183,4 @@ def engine_pieces(info: ModelInfo, traits: EngineTraits, receipts: Sequence[Rece
             ("layers that can be edited", list(traits.layers) if len(traits.layers) < info.n_layers else "all"),
         ]
     )
-    last = Receipts(receipts)
-    return [*info._pieces(), where, *([Fold(f"last call: {last._finding()}", last._pieces())] if last else [])]
+    return [*info._pieces(), where, *receipts_fold(receipts, "last call")]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steerlab.core.errors import ReceiptError
-from steerlab.display import Piece, Shown, Table, count, figure
+from steerlab.display import Fold, Piece, Shown, Table, count, figure
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Receipt(Shown):
         return self
 
 
-class Receipts(tuple[Receipt, ...], Shown):
+class Receipts(Shown, tuple[Receipt, ...]):
     """The receipts of a call, one per row of its result: a tuple."""
 
     __slots__ = ()
@@ -133,6 +133,12 @@ class Receipts(tuple[Receipt, ...], Shown):
     def _pieces(self) -> Sequence[Piece]:
         table = self.table
         return [table] if table.rows else []
+
+
+def receipts_fold(receipts: Sequence[Receipt], title: str = "receipts") -> list[Piece]:
+    """What was edited in each row, to be opened on demand; nothing where no row was steered."""
+    found = Receipts(receipts)
+    return [Fold(f"{title}: {found._finding()}", found._pieces())] if found.table.rows else []
 
 
 def _edited_of(edited: int, expected: int) -> str:

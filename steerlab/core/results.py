@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from steerlab.core.errors import HookPointError, InputError, SteerlabError
-from steerlab.core.receipts import Inherited, Receipt, Receipts
+from steerlab.core.receipts import Inherited, Receipt, Receipts, receipts_fold
 from steerlab.core.spelling import token_text
 from steerlab.core.text import EncodedPair
-from steerlab.display import Fold, Piece, Remarks, Shown, Table, count, figure, shortened
+from steerlab.display import Piece, Remarks, Shown, Table, count, figure, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +119,7 @@ class Generations(Shown, Sequence[Completion]):
         columns = ["prompt", "sample", "text", "tokens", "ended by", "log p (nats)", *_edited_column(self.receipts)]
         table = Table(columns, rows, ROWS_SHOWN, more=".to_frame()", total=len(self))
         errors = [f"Prompt {index}: {error}" for index, error in list(self.errors.items())[:5]]
-        return [Remarks(errors), table, *_receipts_fold(self.receipts)]
+        return [Remarks(errors), table, *receipts_fold(self.receipts)]
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per completion: prompt_index, sample_index, text, num_tokens, finish_reason, log_prob, log_q."""
@@ -264,7 +264,7 @@ class Scores(Shown, Sequence[Score]):
         rows = [(*(getattr(row, name) for name in shown), *edited[k]) for k, row in enumerate(self.rows[:ROWS_SHOWN])]
         columns = [*shown.values(), *_edited_column(self.receipts)]
         table = Table(columns, rows, ROWS_SHOWN, more=".to_frame()", total=len(self))
-        return [table, *_receipts_fold(self.receipts)]
+        return [table, *receipts_fold(self.receipts)]
 
     @property
     def log_prob(self) -> np.ndarray:
@@ -447,7 +447,7 @@ class Activations(Shown):
             for layer, values, norm in zip(self.layers, self.values, norms, strict=True)
         ]
         table = Table(["layer", "shape", "median norm", "largest norm"], rows)
-        return [table, *_receipts_fold(self.receipts)]
+        return [table, *receipts_fold(self.receipts)]
 
     @cached_property
     def _cuts(self) -> list[tuple[int, int]]:
@@ -469,12 +469,6 @@ def _edited(receipts: Sequence[Receipt], n_rows: int) -> list[tuple[int, ...]]:
 
 def _edited_column(receipts: Sequence[Receipt]) -> list[str]:
     return ["edited tokens"] if any(receipt.edits for receipt in receipts) else []
-
-
-def _receipts_fold(receipts: Sequence[Receipt]) -> list[Fold]:
-    """What was edited in each row, to be opened on demand."""
-    found = Receipts(receipts)
-    return [Fold(f"receipts: {found._finding()}", found._pieces())] if found.table.rows else []
 
 
 def exp_or_inf(value: float) -> float:

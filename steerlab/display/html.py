@@ -57,6 +57,12 @@ class Piece(Protocol):
         ...
 
 
+class Numeral(str):
+    """The text of a number, which stands right in a table."""
+
+    __slots__ = ()
+
+
 def escaped(text: Any) -> str:
     """Text with nothing in it that a browser would take for markup."""
     return html.escape(str(text), quote=True)
@@ -265,6 +271,6 @@ def _plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, Numeral):
         return f'<td class="sl-text">{escaped(value)}</td>'
     return f'<td class="sl-number">{escaped(figure(value))}</td>'
