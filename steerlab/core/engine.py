@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt, receipts_fold
@@ -10,6 +10,9 @@ from steerlab.core.results import Activations, Generations, Measured, Scores
 from steerlab.core.seeds import SeedLike
 from steerlab.core.text import Boundary, PromptLike, TargetLike
 from steerlab.display import Facts, Piece, Shown, figure, shortened
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT_POLICY = SamplingPolicy()
 
@@ -172,6 +175,32 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees the model."""
+        ...
+
+
+@runtime_checkable
+class UnembeddingEngine(Protocol):
+    """An engine whose final norm and unembedding can be applied to any stream; not every engine has them at hand."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that runs."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer."""
+        ...
+
+    def unembed(self, streams: "Tensor") -> "Tensor":
+        """Logits of streams as they are after the last layer.
+
+        Args:
+            streams: shape [rows, d_model].
+
+        Returns:
+            float32 on the CPU, shape [rows, d_vocab].
+        """
         ...
 
 

@@ -40,6 +40,7 @@ from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
 from steerlab.steering.run import PlanRun
+from steerlab.steering.top_tokens import check_streams
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
@@ -182,6 +183,11 @@ class ToyEngine(Shown):
     ) -> Activations:
         """Activations at chosen layers and positions, as they are after the plan's edits."""
         return self._noted(self._capture(prompts, layers, site, where, pool, plan, chat))
+
+    def unembed(self, streams: Tensor) -> Tensor:
+        """Logits of streams [rows, d_model] as they are after the last layer: [rows, d_vocab]."""
+        assert self._unembedding is not None
+        return check_streams(streams, self.info).float() @ self._unembedding
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream at a hook point on the shipped reference text, position 0 left out."""

@@ -1,8 +1,10 @@
 """Plans: immutable lists of edits, identified by their content."""
 
+import importlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from steerlab.core.engine import Engine, ModelInfo
@@ -32,6 +34,8 @@ class HookedEngine(Engine, Protocol):
 
 
 HookPairs = list[tuple[str, Callable[..., Any]]]
+
+_APPLYING = "steerlab.exploring.applied"  # by name: it is made of plans and of whole models, and lies above both
 
 
 class Plan(Shown):
@@ -241,6 +245,32 @@ class Plan(Shown):
                 "the plan itself: engine.generate(prompts, plan=plan), and score and capture alike."
             )
         return engine.hooks_of(self.ready(engine.info, engine.median_norm))
+
+    def applied(self, model: Any, tokenizer: Any = None) -> AbstractContextManager[Any]:
+        """Applies the plan to a model of one's own for as long as a `with` block runs.
+
+        Every call of the model inside is steered: a forward pass, `model.generate`, a pipeline around it. A call
+        without a filled cache starts with a prompt, and what follows counts as generated. The model is as it was
+        afterwards, also after an error. Other threads that want the model wait.
+
+        Args:
+            model: a Hugging Face causal language model, whose layers are edited at `resid_pre` and `resid_post`; or a
+                TransformerBridge, at every site.
+            tokenizer: the model's tokenizer, for a dose whose unit is not known; by default the one the model came
+                with.
+
+        Returns:
+            A context manager; `as applied` gives `applied.receipts`, one per row that ran.
+
+        Raises:
+            PlanError: for something else than such a model, or positions that look at the prompt's text.
+            HookPointError, VectorMismatchError: for a plan that does not fit the model.
+
+        Examples:
+            >>> with plan.applied(model):  # doctest: +SKIP
+            ...     model.generate(**tokenizer("The film was", return_tensors="pt"))
+        """
+        return importlib.import_module(_APPLYING).applied(self, model, tokenizer)
 
     def to_json(self) -> str:
         """Everything needed to rebuild the plan, vectors included, as JSON text."""

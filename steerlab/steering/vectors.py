@@ -1,6 +1,6 @@
 """Steering vectors: values, hook point, and a card that records where they come from."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from steerlab.core.characters import check_whole
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine, ModelInfo
-from steerlab.core.errors import HookPointError, VectorMismatchError, VectorShapeError, VectorValueError
+from steerlab.core.errors import HookPointError, InputError, VectorMismatchError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
@@ -308,9 +308,56 @@ class SteeringVector(Shown):
         differing = [name for name, value in kept.items() if value != getattr(other.card, name)]
         return VectorCard(**{name: value for name, value in kept.items() if name not in differing})
 
+    @classmethod
+    def mean(cls, vectors: Iterable["SteeringVector"]) -> "SteeringVector":
+        """The mean of vectors of one hook point; its name says of which.
+
+        Raises:
+            InputError: without vectors.
+            HookPointError, VectorMismatchError: for vectors of different places, widths or models.
+
+        Examples:
+            >>> v = SteeringVector.from_tensor([3.0, 4.0], layer=1, name="v")
+            >>> found = SteeringVector.mean([v, SteeringVector.from_tensor([1.0, 0.0], layer=1, name="w")])
+            >>> found.values, found.name
+            (tensor([2., 2.]), 'mean of v, w')
+        """
+        found = list(vectors)
+        if not found:
+            raise InputError("A mean is taken of vectors; there are none.")
+        card = found[0].card
+        for other in found[1:]:
+            card = found[0]._shared_card(other, card)
+        name = f"mean of {', '.join(map(_term, found))}"
+        values = torch.stack([vector.values.double() for vector in found]).mean(dim=0).float()
+        return replace(found[0], values=values, card=replace(card, name=name, method="mean"))
+
     def cosine(self, other: "SteeringVector") -> float:
         """Cosine between two vectors."""
         return float(self.unit @ other.unit)
+
+    def top_tokens(self, engine: Engine, k: Integer = 10) -> Any:
+        """The tokens that the direction raises most, through the model's final norm and unembedding.
+
+        The vector is read as if it were the stream after the last layer; the norm sets its length, so that only its
+        direction counts. What later layers would make of it is left out.
+
+        Args:
+            engine: the engine of the model that the vector belongs to.
+            k: how many tokens.
+
+        Returns:
+            A sequence of tokens with ids and logits, the highest first; `.opposite` has those of the opposite
+            direction, and `.to_frame()` both.
+
+        Raises:
+            InputError: for an engine that cannot apply its unembedding.
+            VectorShapeError: for a model of another width.
+
+        Source:
+            nostalgebraist 2020, interpreting GPT: the logit lens.
+        """
+        return _above("top_tokens").top_tokens(self, engine, k)
 
     def save(self, path: str | Path) -> Path:
         """Writes a safetensors file with the card inside, atomically; see `steerlab.steering.files`."""
@@ -420,6 +467,14 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
             InputError: without an engine.
         """
         return _above("diagnostics").diagnose(self, dev, engine, chat=chat, n_splits=n_splits)
+
+    def top_tokens(self, engine: Engine, k: Integer = 10) -> Any:
+        """The tokens that each layer's vector raises most; see `SteeringVector.top_tokens`."""
+        return _above("top_tokens").layer_top_tokens(self.by_layer, engine, k)
+
+    def cosines(self, others: "VectorSet | None" = None) -> Any:
+        """Cosines between the vectors of every two layers, or between this set's and another's."""
+        return _above("cosines").cosine_matrix(self.by_layer, None if others is None else others.by_layer)
 
     def save(self, path: str | Path) -> Path:
         """Writes all vectors to one safetensors file, atomically."""

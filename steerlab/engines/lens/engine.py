@@ -23,7 +23,7 @@ from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike
 from steerlab.display import Piece, Shown
-from steerlab.engines.lens.backends import BridgedModel, exact_backend, plain_model
+from steerlab.engines.lens.backends import BridgedModel, embedding_device, exact_backend, plain_model
 from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.generating import GenerationTask, stop_rules
 from steerlab.engines.lens.info import describe_model
@@ -44,6 +44,7 @@ from steerlab.steering.positions.where import Where, WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
 from steerlab.steering.run import PlanRun
+from steerlab.steering.top_tokens import check_streams
 
 GREEDY = SamplingPolicy.greedy()
 
@@ -457,6 +458,33 @@ class LensEngine(Shown):
                     task.run([jobs[members[k]] for k in batch], assigned)
                     bar.update(len(batch))
         return task.activations(site, jobs)
+
+    @torch.no_grad()
+    def unembed(self, streams: Tensor) -> Tensor:
+        """Logits of streams as they are after the last layer, by the model's own final norm and unembedding.
+
+        Args:
+            streams: shape [rows, d_model], of any dtype on any device.
+
+        Returns:
+            float32 on the CPU, shape [rows, d_vocab].
+
+        Raises:
+            VectorShapeError: for another width.
+        """
+        rows = check_streams(streams, self.info)
+        point = HookPoint(self.info.n_layers - 1, "resid_post").name
+        found = []
+        for part in rows.split(max(1, self.batch_tokens // 4)):
+
+            def put(value: Tensor, hook: Any = None, part: Tensor = part) -> Tensor:
+                return part[:, None].to(value)
+
+            backend = exact_backend(self.model, [(point, put)])
+            with backend.attached([(point, put)]):
+                ids = torch.zeros(len(part), 1, dtype=torch.long, device=embedding_device(backend.model))
+                found.append(backend.model(input_ids=ids, use_cache=False).logits[:, 0].float().cpu())
+        return torch.cat(found)
 
     def hooks_of(self, plan: Plan) -> list[HookPair]:
         """A resolved plan as (hook name, function) pairs for the bridge; see `Plan.hooks`."""

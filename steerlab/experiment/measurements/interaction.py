@@ -67,9 +67,7 @@ class Interaction(Shown):
         from steerlab.experiment.blocks.faces import finding_pieces  # which draws
 
         grid = self.grid()
-        down, across = (
-            [f"{scale:g} × {plan}" for scale in side] for plan, side in (("a", grid.index), ("b", grid))
-        )
+        down, across = ([f"{scale:g} × {plan}" for scale in side] for plan, side in (("a", grid.index), ("b", grid)))
         values = grid.to_numpy(dtype=float)
         cells = Grid(down, across, values, diverging(values.ravel().tolist()), self.metric)
         _, *table = finding_pieces(interaction_finding(self))

@@ -113,9 +113,7 @@ class Parity(Shown):
     def _finding(self) -> str:
         verdict = "parity" if self.passed else "no parity"
         tokens = f"{count(len(self.rows), 'token')}, {figure(self.tolerance)} allowed"
-        return (
-            f"{verdict}: largest |Δ log p| {figure(self.max_delta)} nats of {tokens}"
-        )
+        return f"{verdict}: largest |Δ log p| {figure(self.max_delta)} nats of {tokens}"
 
     def _pieces(self) -> Sequence[Piece]:
         from steerlab.experiment.blocks.faces import finding_pieces  # which draws
