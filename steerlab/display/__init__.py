@@ -5,7 +5,7 @@ Nothing here knows a model, a plan or a result; those say what to show of them i
 
 from steerlab.display.colors import Legend, Scale, diverging, sequential
 from steerlab.display.differences import SideBySide, TextRow, side_by_side
-from steerlab.display.grid import Grid
+from steerlab.display.grid import Grid, visible
 from steerlab.display.histogram import Histogram
 from steerlab.display.html import (
     STYLE,
@@ -54,4 +54,5 @@ __all__ = [
     "shortened",
     "side_by_side",
     "tokens",
+    "visible",
 ]

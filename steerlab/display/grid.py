@@ -10,6 +10,7 @@ from steerlab.display.colors import Legend, Scale
 from steerlab.display.html import escaped, figure
 
 MAX_CELLS = 2400
+_SIGNS = {code: 0x2400 + code for code in range(32)} | {ord("\n"): "⏎", ord("\t"): "⇥", ord(" "): "·"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Grid:
     def html(self) -> str:
         """Its HTML: a legend and the rows that fit into `MAX_CELLS`."""
         fitting = max(1, MAX_CELLS // max(1, len(self.columns)))
-        head = "".join(f'<th scope="col">{escaped(visible(name))}</th>' for name in ("", *self.columns))
+        head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in ("", *self.columns))
         head = head.replace("<th", f'<th title="{escaped(self.corner)}"', 1) if self.corner else head
         body = "".join(map(self._row, range(min(len(self.rows), fitting))))
         left = len(self.rows) - fitting
@@ -50,16 +51,16 @@ class Grid:
 
     def _row(self, row: int) -> str:
         cells = "".join(map(self._cell, self.values[row].tolist(), self._texts(row)))
-        return f'<tr><th scope="row">{escaped(visible(self.rows[row]))}</th>{cells}</tr>'
+        return f'<tr><th scope="row">{escaped(self.rows[row])}</th>{cells}</tr>'
 
     def _texts(self, row: int) -> Sequence[str]:
         return [figure(value, 2) for value in self.values[row].tolist()] if self.texts is None else self.texts[row]
 
     def _cell(self, value: float, text: str) -> str:
         if math.isnan(value):
-            return f"<td>{escaped(visible(text))}</td>"
+            return f"<td>{escaped(text)}</td>"
         told = escaped(f"{figure(value, 4)} {self.unit}".strip())
-        return f'<td style="{self.scale.css(value)}" title="{told}">{escaped(visible(text))}</td>'
+        return f'<td style="{self.scale.css(value)}" title="{told}">{escaped(text)}</td>'
 
 
 def visible(token: str) -> str:
@@ -69,4 +70,4 @@ def visible(token: str) -> str:
         >>> visible(" a\n")
         '·a⏎'
     """
-    return token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
+    return token.translate(_SIGNS)

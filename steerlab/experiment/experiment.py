@@ -683,7 +683,7 @@ class Experiment(Shown):
             path: where to; `report.html` in the run directory by default.
 
         Returns:
-            The path written.
+            The path written; in a notebook it shows the page.
 
         Raises:
             RunError: if nothing has been measured yet.

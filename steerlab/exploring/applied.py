@@ -1,10 +1,12 @@
 """A plan on a model of the user's own, for as long as a `with` block runs: a Hugging Face model, or a bridge.
 
 The plan follows the model's own calls. A call without a filled cache starts new rows, whose tokens are the prompt; what
-comes after them, one token a call or the whole row again with `use_cache=False`, is generated. Padding is what the attention mask says.
+comes after them is generated: one token a call, or the whole row again with `use_cache=False`. Padding is what the
+attention mask says.
 """
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
@@ -24,6 +26,7 @@ from steerlab.sequences.plan_resolver import PlanResolver
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.sets import Span
 from steerlab.steering.run import PlanRun
 
 _Install: TypeAlias = Callable[[ExitStack, "AppliedPlan"], None]
@@ -32,12 +35,17 @@ _Install: TypeAlias = Callable[[ExitStack, "AppliedPlan"], None]
 @contextmanager
 def applied(plan: Plan, model: Any, tokenizer: Any = None) -> "Iterator[AppliedPlan]":
     """See `steerlab.steering.plan.Plan.applied`."""
+    if any(isinstance(leaf, Span) for where in plan.sets for leaf in where.leaves()):
+        raise PlanError("span positions look at the prompt's text, which a model is not given; name index positions.")
     find = _on_bridge if hasattr(model, "original_model") else _on_plain_model
-    target, ready, install = find(plan, model, tokenizer)
+    with _paused():
+        target, ready, install = find(plan, model, tokenizer)
     following = AppliedPlan(ready, plan.hash)
     with alone(target), ExitStack() as stack:
         stack.callback(target.register_forward_pre_hook(following.follow, with_kwargs=True, prepend=True).remove)
         install(stack, following)
+        _active().append(following)
+        stack.callback(_active().remove, following)
         yield following
     if following.receipts:
         warn_if_idle(following.receipts)
@@ -49,10 +57,12 @@ class AppliedPlan(Shown):
     Attributes:
         plan: the plan as it runs, its doses resolved.
         given_hash: hash of the plan as it was given.
+        is_paused: whether calls of the model are left alone, because it is looked at for another plan.
     """
 
     def __init__(self, plan: Plan, given_hash: str) -> None:
         self.plan, self.given_hash = plan, given_hash
+        self.is_paused = False
         self._rows: _Rows | None = None
         self._done: list[Receipt] = []
 
@@ -68,6 +78,8 @@ class AppliedPlan(Shown):
 
     def follow(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Takes note of the tokens of a call of the model that begins; a forward pre-hook."""
+        if self.is_paused:
+            return
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         ids, embeds, mask = (given.get(name) for name in ("input_ids", "inputs_embeds", "attention_mask"))
@@ -90,6 +102,8 @@ class AppliedPlan(Shown):
 
     def edit(self, point: HookPoint, value: Tensor) -> Tensor:
         """The stream at a hook point after the plan's edits there."""
+        if self.is_paused:
+            return value
         if self._rows is None:
             raise PlanError("A layer ran outside a call of the model itself; call the model, not its decoder.")
         return self._rows.run.edit(point, value)
@@ -99,6 +113,29 @@ class AppliedPlan(Shown):
 
     def _pieces(self) -> Sequence[Piece]:
         return [*self.plan._pieces(), *self.receipts._pieces()]
+
+
+_threads = threading.local()
+
+
+def _active() -> list[AppliedPlan]:
+    """The plans that are applied in this thread."""
+    if not hasattr(_threads, "plans"):
+        _threads.plans = []
+    return _threads.plans
+
+
+@contextmanager
+def _paused() -> Iterator[None]:
+    """Runs the body, which looks at a model, without the plans that are applied around it."""
+    plans = [plan for plan in _active() if not plan.is_paused]
+    try:
+        for plan in plans:
+            plan.is_paused = True
+        yield
+    finally:
+        for plan in plans:
+            plan.is_paused = False
 
 
 class _Rows:
@@ -215,11 +252,11 @@ def _points(plan: Plan) -> list[HookPoint]:
 
 
 def _own_tokenizer(model: Any) -> Any:
-    """The tokenizer from where a model came; None if there is none."""
+    """The tokenizer from where a model came, if it is on this computer."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(getattr(model, "name_or_path", "")))
+        return AutoTokenizer.from_pretrained(str(getattr(model, "name_or_path", "")), local_files_only=True)
     except (OSError, ValueError):
         return None
 

@@ -12,7 +12,7 @@ from steerlab.core.errors import InputError
 from steerlab.core.numbers import Integer, check_integer
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike, encode_prompt, is_prompt
-from steerlab.display import Grid, Piece, Scale, Shown, count
+from steerlab.display import Grid, Piece, Scale, Shown, count, visible
 from steerlab.steering.plan import Plan
 from steerlab.steering.top_tokens import check_unembeds
 
@@ -66,10 +66,11 @@ class LogitLens(Shown):
         return f"{size}; after the last token {last!r}, from layer {first} on"
 
     def _pieces(self) -> Sequence[Piece]:
-        texts = [[self.spelled[token] for token in row] for row in self.token_ids[:, :, 0].tolist()]
+        texts = [[visible(self.spelled[token]) for token in row] for row in self.token_ids[:, :, 0].tolist()]
         layers, colors = [str(layer) for layer in self.layers], Scale(0.0, 1.0, False)
         corner = "tokens down, layers across: the most probable next token"
-        return [Grid(self.tokens, layers, self.probs[:, :, 0], colors, "probability", texts, corner, ".to_frame()")]
+        tokens, probs = list(map(visible, self.tokens)), self.probs[:, :, 0]
+        return [Grid(tokens, layers, probs, colors, "probability", texts, corner, ".to_frame()")]
 
 
 @torch.no_grad()

@@ -9,8 +9,7 @@ import pandas as pd
 from steerlab.core.errors import PlanError, PromptError
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike, TargetLike, encode_pair, encode_prompt, is_prompt, is_target
-from steerlab.display import Fold, Piece, Remarks, Shown, Table, TokenRow, TokenView, count, sequential
-from steerlab.display.grid import visible
+from steerlab.display import Fold, Piece, Remarks, Shown, Table, TokenRow, TokenView, count, sequential, visible
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions.rows import RowPositions

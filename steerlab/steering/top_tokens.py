@@ -11,8 +11,7 @@ from steerlab.core.engine import ModelInfo, UnembeddingEngine
 from steerlab.core.errors import InputError, VectorShapeError
 from steerlab.core.numbers import Integer, check_integer
 from steerlab.core.spelling import token_text
-from steerlab.display import Grid, Piece, Remarks, Shown, Table, sequential
-from steerlab.display.grid import visible
+from steerlab.display import Grid, Piece, Remarks, Shown, Table, sequential, visible
 from steerlab.steering.vectors import SteeringVector
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class LayerTopTokens(Shown):
 
     def _pieces(self) -> Sequence[Piece]:
         logits = torch.tensor([[one.logit for one in found] for found in self.by_layer.values()]).numpy()
-        texts = [[one.token for one in found] for found in self.by_layer.values()]
+        texts = [[visible(one.token) for one in found] for found in self.by_layer.values()]
         ranks = [str(k + 1) for k in range(logits.shape[1])]
         layers, colors = [f"layer {layer}" for layer in self.by_layer], sequential(logits.ravel())
         return [Grid(layers, ranks, logits, colors, "logit", texts, "layers down, ranks across", ".to_frame()")]
