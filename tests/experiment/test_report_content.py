@@ -168,7 +168,7 @@ def test_intervals_of_the_cost_stand_in_the_dose_table() -> None:
     (table,) = next(block for block in blocks if isinstance(block, Subsection)).blocks
     assert isinstance(table, Table)
     column = list(table.columns).index("perplexity ratio")
-    assert table.rows[0][column] == "1.00 [0.90, 1.10]"
+    assert table.rows[0][column] == "1.0 [0.9, 1.1]"
 
 
 def test_several_effects_are_numbered_and_share_their_limits() -> None:
