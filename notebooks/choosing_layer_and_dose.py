@@ -14,6 +14,8 @@
 # %% [markdown]
 # # Choosing layer and dose
 #
+# It takes about 900 seconds.
+#
 # Which layer, and which dose? If you try many and show the best, the result is too good. This notebook separates two
 # steps: *selecting* on development items, within limits on the cost of the plan, and *confirming* the winner once on
 # items that the selection has not used.

@@ -14,6 +14,8 @@
 # %% [markdown]
 # # Exact probabilities and entropy
 #
+# It takes about 900 seconds.
+#
 # What did an intervention do to the model's predictions? This notebook measures it without sampling anything: the
 # probability of given texts, token by token, and the entropy and divergence of whole next-token distributions, with and
 # without a plan, on the same text.

@@ -14,6 +14,8 @@
 # %% [markdown]
 # # First steps
 #
+# It takes about 900 seconds.
+#
 # Extract a vector from contrast pairs, steer a small model with it, choose a dose, use contrast pairs of your own, and
 # measure an effect beside its nulls. Everything runs on a CPU in about a minute.
 

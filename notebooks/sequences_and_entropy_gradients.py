@@ -14,6 +14,8 @@
 # %% [markdown]
 # # Sequences and entropy gradients
 #
+# It takes about 900 seconds.
+#
 # How random is the model's output under the policy that really samples it? And how would that change if its parameters
 # moved? `SequenceProcessor` draws responses, scores them exactly under the sampling policy, and estimates the gradient
 # of the entropy of whole sequences. It does not change the Hugging Face model that it works on.

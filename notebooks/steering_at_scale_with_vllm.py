@@ -14,6 +14,8 @@
 # %% [markdown]
 # # Steering at scale with vLLM
 #
+# It takes about 900 seconds.
+#
 # The same plans run inside vLLM: every request of a batch can have its own plan, scores are exact there too, and no
 # request's edits affect another request. This notebook runs a real vLLM engine on the CPU with a small model; on a GPU
 # only the numbers of tokens per second change.

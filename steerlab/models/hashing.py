@@ -6,10 +6,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from tqdm.auto import tqdm
-
 from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.core.files import write_atomic
+from steerlab.display.progress import progress
 from steerlab.models.cache import cache_root
 
 SAMPLED_OVER = 4 << 30
@@ -68,7 +67,7 @@ def file_hash(path: Path) -> str:
 def _digest(files: list[Path]) -> str:
     sha = hashlib.sha256()
     total = sum(file.stat().st_size for file in files)
-    with tqdm(total=total, desc="hash weights", unit="B", unit_scale=True, delay=2.0, leave=False, disable=None) as bar:
+    with progress(total, "hash weights", "B", unit_scale=True) as bar:
         for file in files:
             sha.update(f"{file.name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as handle:

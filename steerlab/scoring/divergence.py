@@ -14,12 +14,16 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
+<<<<<<< HEAD
+from steerlab.display.progress import progress
+=======
 from steerlab.display import Facts, Histogram, Piece, Shown, Table, count, figure
+>>>>>>> faces
 from steerlab.measures.divergence import jensen_shannon, normalised_kl
 from steerlab.measures.nucleus import policy_log_probs
 from steerlab.measures.quantities import LogDistribution
 from steerlab.scoring.source import TextLike
-from steerlab.scoring.stream import TextWindows, progress, window_values
+from steerlab.scoring.stream import TextWindows, window_values
 from steerlab.scoring.windows import window_sizes
 
 if TYPE_CHECKING:
@@ -180,7 +184,7 @@ def divergence(
     sizes = window_sizes([engine_a, engine_b], context_length, stride, at_most=at_most, bos_each_window=bos_each_window)
     windows = TextWindows(engine_a, text, sizes, plan_a, plan_b)
     rows: list[dict[str, np.ndarray]] = []
-    with progress(windows.n_scored, "divergence") as bar:
+    with progress(windows.n_scored, "divergence", "token") as bar:
         for part in windows:
             n_scored = part.n_scored
             row = (*sizes.prefix, *part.ids)

@@ -15,11 +15,12 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError
 from steerlab.core.results import exp_or_inf
 from steerlab.display import Facts, Histogram, Piece, Shown, count, figure
+from steerlab.display.progress import progress
 from steerlab.measures.quantities import LogDistribution, TokenLogProb
 from steerlab.scoring.distributions import DistributionDtype, DistributionWriter, announce
 from steerlab.scoring.journal import Journal, Record
 from steerlab.scoring.source import TextLike, count_tokens
-from steerlab.scoring.stream import TextWindows, batched, progress, window_values
+from steerlab.scoring.stream import TextWindows, batched, window_values
 from steerlab.scoring.texts import window_nlls
 from steerlab.scoring.windows import TextWindow, WindowSizes, window_sizes
 
@@ -141,7 +142,7 @@ def perplexity(
             writer.require(record.first_scored for record in (journal.records if journal else ()))
             announce(distributions, n_tokens, engine.info.d_vocab, distribution_dtype)
         budget = 1 if writer else batch_tokens or max(getattr(engine, "batch_tokens", BATCH_TOKENS), sizes.context)
-        bar = stack.enter_context(progress(text.n_scored, "perplexity"))
+        bar = stack.enter_context(progress(text.n_scored, "perplexity", "token"))
         nlls = list(_resumed(text, journal, bar.update))
         for batch in batched(iter(text), budget):
             found = _score(engine, batch, sizes, plan, writer)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import PromptError
@@ -121,11 +120,6 @@ def batched(parts: Iterable[TextWindow], budget: int) -> Iterator[list[TextWindo
         size += len(part.ids)
     if batch:
         yield batch
-
-
-def progress(total: int | None, what: str) -> Any:
-    """A bar on a terminal or in a notebook, once the work has taken two seconds."""
-    return tqdm(total=total, desc=what, unit="tokens", delay=2.0, leave=False, disable=None)
 
 
 def window_values(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
@@ -20,6 +19,7 @@ from steerlab.core.spelling import Continuation
 from steerlab.core.stopping import find_stop
 from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
 from steerlab.core.token_sets import TokenSets
+from steerlab.display.progress import progress
 from steerlab.runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
 from steerlab.runtime.evaluation import evaluating
 from steerlab.runtime.growth import fresh_rows
@@ -128,7 +128,7 @@ class Sampler:
         ]
         outputs: dict[int, Row] = {}
         receipts: list[Receipt] = []
-        with tqdm(total=len(jobs), desc="generate", delay=2.0, leave=False, disable=None) as bar:
+        with progress(len(jobs), "generate") as bar:
             for assigned, members in group_by_plan(self.resolver.assign(request.plan, len(encoded))):
                 wanted = set(members)
                 mine = [job for job in jobs if job.prompt_index in wanted]

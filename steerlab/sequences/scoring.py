@@ -8,11 +8,11 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
+from steerlab.display.progress import progress
 from steerlab.measures.nucleus import truncates
 from steerlab.runtime.decoding import eos_token_ids
 from steerlab.runtime.evaluation import evaluating
@@ -182,7 +182,7 @@ def _in_turn(forcing: Forcing, batches: Sequence[Batch], receipts: list[Receipt]
     """The fields of every batch's `HeadResult`, in plain dictionaries, which a wrapper can look into; adds receipts."""
     results = []
     n_rows = sum(len(batch) for batch, _ in batches)
-    with tqdm(total=n_rows, desc="score", delay=2.0, leave=False, disable=None) as bar:
+    with progress(n_rows, "score") as bar:
         for batch, one in batches:
             result, edited = forcing.run(batch, one)
             results.append(vars(result))

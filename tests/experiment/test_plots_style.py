@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 
 from steerlab.experiment import plots
 from steerlab.experiment.plots import palette
-from steerlab.experiment.plots.style import style, styled
+from steerlab.experiment.plots.style import direct_labels, style, styled
 from steerlab.experiment.wording import axis_label, number
 from tests.experiment.frames import make_effect
 
@@ -65,6 +65,22 @@ def test_every_colour_stands_out_from_the_paper(deuteranope: bool) -> None:
         assert contrast(colour, "#ffffff", seen_by_deuteranope=deuteranope) >= 3
 
 
+def test_names_of_lines_are_legible_and_do_not_overlap() -> None:
+    assert all(contrast(palette.readable(colour), "#ffffff") >= 4.5 for colour in plt.colormaps["tab10"].colors)
+    assert palette.readable("#00457a") == "#00457a"
+    _, ax = plt.subplots(figsize=(3.5, 2.7))
+    ax.plot([0, 1], [0, 1])
+    direct_labels(
+        ax, [(1.0, "first\nof two lines", "#000000"), (0.99, "second", "#000000"), (0.98, "third", "#000000")]
+    )
+    ax.figure.draw_without_rendering()
+    boxes = sorted((text.get_window_extent() for text in ax.texts), key=lambda box: box.y0)
+    assert [low.y1 <= high.y0 for low, high in itertools.pairwise(boxes)] == [True, True]
+    assert [text.get_text() for text in sorted(ax.texts, key=lambda t: t.get_window_extent().y0)][
+        -1
+    ] == "first\nof two lines"
+
+
 @pytest.mark.parametrize("deuteranope", [False, True])
 def test_text_on_coloured_tokens_is_legible(deuteranope: bool) -> None:
     for place in np.linspace(0, 1, 21):
@@ -87,10 +103,10 @@ def test_settings_of_the_caller_are_left_alone() -> None:
 
 
 def test_what_is_drawn_on_axes_given_is_in_our_style() -> None:
-    with mpl.rc_context({"legend.fontsize": 17, "lines.linewidth": 9}):
+    with mpl.rc_context({"xtick.labelsize": 17, "lines.linewidth": 9}):
         _, ax = plt.subplots()
         plots.plot_dose_response(make_effect([1.0, 2.0]), ax)
-    assert ax.get_legend().get_texts()[0].get_fontsize() == 7.5
+    assert {text.get_fontsize() for text in ax.texts} == {7.5}
     assert next(line for line in ax.get_lines() if line.get_label() == "vector").get_linewidth() == 1.5
 
 

@@ -42,9 +42,26 @@ def test_intervals_share_a_cell_with_their_figure() -> None:
     )
     table = table_of(frame, "cost")
     assert table.columns == ["dose", "perplexity ratio"]
-    assert table.rows == [("0", "1"), ("0.1", "1.2 [1.1, 1.3]")]
+    assert table.rows == [("0", "1.0"), ("0.1", "1.2 [1.1, 1.3]")]
     means = pd.DataFrame({"quantity": ["kl"], "mean": [0.5], "low": [0.25], "high": [0.75]})
-    assert table_of(means, "means").rows == [("kl", "0.5 [0.25, 0.75]")]
+    assert table_of(means, "means").rows == [("kl", "0.50 [0.25, 0.75]")]
+
+
+def test_figures_of_a_column_have_the_same_decimals() -> None:
+    frame = pd.DataFrame(
+        {
+            "dose": [-0.2, 0.05, 0.0],
+            "margin": [-1.19234, 0.87654, 2.3],
+            "rank": [0.047619, 1.0, math.nan],
+            "deviation": [3.3331, 8.583e-06, 0.0],
+            "count": [12_345.6, 10.2, 12_000.0],
+        }
+    )
+    assert table_of(frame, "t").rows == [
+        ("−0.20", "−1.19", "0.048", "3.33", "12\u202f346"),
+        ("0.05", "0.88", "1.000", "8.6e−06", "10"),
+        ("0", "2.30", "–", "0", "12\u202f000"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +71,7 @@ def test_intervals_share_a_cell_with_their_figure() -> None:
         (None, "–"),
         (pd.NA, "–"),
         (0.0, "0"),
-        (-0.00012345, "−0.0001234"),
+        (-0.00012345, "−0.00012"),
         (math.inf, "∞"),
         (-math.inf, "−∞"),
         (np.bool_(True), "yes"),
@@ -80,6 +97,32 @@ def test_result_rows_are_cut_in_an_effect() -> None:
     notes = {block.title: table.note for block in folded for table in block.blocks if isinstance(table, Table)}
     assert notes["Result rows"] == "20 of 500 rows; all in effects/000/rows.parquet."
     assert notes["Items, from the most anti-steerable on"].startswith("60 of 100 rows; all in effects/000/rows.parquet")
+
+
+def test_items_are_named_by_their_prompts() -> None:
+    effect = make_effect([3.0, 1.0])
+    named = Effect(effect.rows, effect.cost, "hash", "plan", effect.settings, {"targets_hash": "t"})
+    made = document(Material("x", 0, effects=[named], prompts={"t": ["The film was", "The <b>hotel</b> was"]}))
+    (table,) = next(b for b in made.sections[0].blocks if isinstance(b, Folded) and b.title.startswith("Items")).blocks
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["The <b>hotel</b> was", "The film was"]
+
+
+def test_the_title_block_says_question_model_date_and_verdict() -> None:
+    effect = make_effect([1.0, 2.0], nulls={"random": [0.1] * 19})
+    made = document(
+        Material("x", 3, effects=[effect], facts={"model": "tiny", "date": "1 May 2026", "dtype": "float32"})
+    )
+    assert made.lead.startswith(
+        f"{effect.verdict.capitalize()}: the log-prob margin (nats) changes by +1.50 per unit of "
+    )
+    assert "worst rank among control arms is 0.050." in made.lead
+    assert dict(made.facts) == {
+        "question": "Does plan move the log-prob margin (nats) of 2 items, and more than control arms do?",
+        "model": "tiny",
+        "date": "1 May 2026",
+        "numbers": "log-probabilities in nats, computed in float32; seed 3",
+    }
 
 
 def test_generations_that_are_cut_are_counted() -> None:
@@ -125,7 +168,7 @@ def test_intervals_of_the_cost_stand_in_the_dose_table() -> None:
     (table,) = next(block for block in blocks if isinstance(block, Subsection)).blocks
     assert isinstance(table, Table)
     column = list(table.columns).index("perplexity ratio")
-    assert table.rows[0][column] == "1 [0.9, 1.1]"
+    assert table.rows[0][column] == "1.0 [0.9, 1.1]"
 
 
 def test_several_effects_are_numbered_and_share_their_limits() -> None:

@@ -5,6 +5,7 @@ Nothing here uses the package but to make the run; the tables are read from the 
 
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -59,11 +60,16 @@ def table(run: Path, section: str, caption: str) -> pd.DataFrame:
 
 
 def close(shown: str, value: float) -> bool:
-    """Whether a cell shows a value to four significant digits; an interval after it is left to `interval`."""
+    """Whether a cell shows a value, rounded to the digits it has; an interval after it is left to `interval`."""
     found = shown.split(" [")[0]
     if found == "–":
         return bool(np.isnan(value))
-    return bool(np.isclose(float(found.replace("∞", "inf")), value, rtol=6e-4, atol=1e-12))
+    if found.endswith("∞"):
+        return float(found.replace("∞", "inf")) == value
+    if found == "0":
+        return value == 0
+    digits = Decimal(found)
+    return abs(float(digits) - value) <= 0.51 * 10.0 ** int(digits.as_tuple().exponent)
 
 
 def check(shown: pd.Series, values: object) -> None:
@@ -164,7 +170,7 @@ def test_arms_items_and_receipts_of_the_effect(run: Path, effect: dict[str, pd.D
         check(row[["draws", "mean slope", "mean size of slope", "largest size of slope", "rank"]], values)
     items = table(run, "Effect", "Slope of each item")
     slopes = line_slopes(effect["fitted"]).sort_values()
-    check(items["item"], slopes.index)
+    assert items["item"].tolist() == [TARGETS.items[item].prompt for item in slopes.index]
     check(items["slope"], slopes)
     receipts = table(run, "Effect", "Tokens that the operators counted")
     grouped = effect["rows"].groupby(["family", "dose"], sort=False)
@@ -249,7 +255,7 @@ def test_selection_confirmation_interaction_and_transfer(run: Path) -> None:
     shown = table(run, "Transfer", "Mean over items at each dose")
     check(shown["log-prob margin (nats)"], moved.groupby("dose").value.mean())
     slope = line_slopes(moved).mean()
-    said = re.search(r"changes by (\S+) per unit of dose", text)
+    said = re.search(r"changes by (\S+) per unit of dose", text[text.index("## Transfer") :])
     assert said is not None
     assert close(said[1], slope)
 

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.batching import batches_by_tokens
@@ -22,8 +21,13 @@ from steerlab.core.results import Activations, Generations, Measured, Score, Sco
 from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike
+<<<<<<< HEAD
+from steerlab.display.progress import progress
+from steerlab.engines.lens.backends import BridgedModel, exact_backend, plain_model
+=======
 from steerlab.display import Piece, Shown
 from steerlab.engines.lens.backends import BridgedModel, embedding_device, exact_backend, plain_model
+>>>>>>> faces
 from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.generating import GenerationTask, stop_rules
 from steerlab.engines.lens.info import describe_model
@@ -201,7 +205,7 @@ class LensEngine(Shown):
         jobs = generation_jobs([p.token_ids for p in encoded], n, seed, max_new_tokens)
         each = len(jobs) // len(encoded)
         plans = self._assign(plan, len(encoded))
-        with _progress(len(jobs), "generate") as bar:
+        with progress(len(jobs), "generate") as bar:
             for assigned, members in group_by_plan(plans):
                 mine = [job for index in members for job in jobs[index * each : (index + 1) * each]]
                 for batch in _batches([len(j.prompt) + max_new_tokens for j in mine], batch_size, self.batch_tokens):
@@ -341,7 +345,7 @@ class LensEngine(Shown):
             by_prompt.setdefault(i, []).append(ForcedPair(p.context_ids, p.target_ids, i, row))
         values: dict[int, dict[str, np.ndarray]] = {}
         receipts: list[Receipt] = []
-        with _progress(len(pairs), "score") as bar:
+        with progress(len(pairs), "score") as bar:
             for assigned, members in group_by_plan(self._assign(plan, len(contents))):
                 budget = Budget(self.batch_tokens)
                 task = TeacherForcing(
@@ -452,7 +456,7 @@ class LensEngine(Shown):
             contents=self._encoder.contents(encoded),
         )
         jobs = generation_jobs([p.token_ids for p in encoded], 1, seed, max_new_tokens)
-        with _progress(len(jobs), "capture") as bar:
+        with progress(len(jobs), "capture") as bar:
             for assigned, members in group_by_plan(self._assign(plan, len(encoded))):
                 for batch in batches_by_tokens(
                     [len(jobs[i].prompt) + max_new_tokens for i in members], self.batch_tokens
@@ -535,8 +539,3 @@ def _batches(lengths: Sequence[int], batch_size: int | str, budget: int) -> list
         raise InputError(f"batch_size is 'auto' or an integer ≥ 1, got {shown(batch_size)}.")
     indices = list(range(len(lengths)))
     return [indices[start : start + size] for start in range(0, len(indices), size)]
-
-
-def _progress(total: int, what: str) -> Any:
-    """A bar on a terminal or in a notebook, once the work has taken two seconds."""
-    return tqdm(total=total, desc=what, delay=2.0, leave=False, disable=None)

@@ -181,10 +181,12 @@ class Document:
 
     Attributes:
         title: its name.
-        lead: one sentence under it.
+        lead: what was found, in one sentence under it.
         sections: in order.
+        facts: the title block: pairs of name and value.
     """
 
     title: str
     lead: str
     sections: Sequence[Section]
+    facts: Sequence[tuple[str, str]] = ()

@@ -20,6 +20,7 @@ class Material:
         layer_doses: a row per layer and dose: `layer`, `dose`, `value` (change of the metric). Maps of the selections
             are drawn without being listed here.
         looks: every time items were measured on, by whatever call.
+        prompts: texts of the items by the hash of their targets.
         others: further findings by title.
         facts: provenance of the whole run, by name: hashes, versions, engine.
         results: results of each kind, named as in `Experiment.results`, e.g. `effects`, `costs`, `selections`.
@@ -35,6 +36,7 @@ class Material:
         token_texts: Sequence[pd.DataFrame] = (),
         layer_doses: Sequence[pd.DataFrame] = (),
         looks: Sequence[Any] = (),
+        prompts: Mapping[str, Sequence[str]] | None = None,
         others: Mapping[str, Sequence[Finding]] | None = None,
         facts: Mapping[str, Any] | None = None,
         results: Mapping[str, Sequence[Any]] | None = None,
@@ -42,6 +44,7 @@ class Material:
     ) -> None:
         self.name, self.seed = name, seed
         self.used, self.token_texts, self.layer_doses, self.looks = used, token_texts, layer_doses, looks
+        self.prompts = prompts or {}
         self.others, self.facts, self.results = others or {}, facts or {}, {**(results or {}), **further}
 
     def of(self, kind: str) -> Sequence[Any]:

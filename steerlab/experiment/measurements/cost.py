@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
@@ -13,6 +12,7 @@ from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import exp_or_inf
 from steerlab.core.text import PromptLike, as_prompts
+from steerlab.display.progress import progress
 from steerlab.experiment.blocks import Block, Section
 from steerlab.experiment.blocks.findings import frame_sections
 from steerlab.experiment.blocks.material import Material
@@ -83,9 +83,11 @@ def _table(
 ) -> pd.DataFrame:
     """The table of `perplexity_cost`, from a function that gives the nats per token of every text at a dose."""
     base, rows = nlls_at(0.0), []
-    for dose in tqdm(doses, desc="cost", delay=2.0, leave=False, disable=None):
-        nlls = base if dose == 0 else nlls_at(dose)
-        rows.append((dose, *perplexity_figures(nlls, base, level=level, n_resamples=n_resamples, seed=seed)))
+    with progress(len(doses), "cost", "dose") as bar:
+        for dose in doses:
+            nlls = base if dose == 0 else nlls_at(dose)
+            rows.append((dose, *perplexity_figures(nlls, base, level=level, n_resamples=n_resamples, seed=seed)))
+            bar.update()
     return pd.DataFrame(rows, columns=["dose", *COLUMNS])
 
 

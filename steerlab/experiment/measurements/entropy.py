@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike
+from steerlab.display.progress import progress
 from steerlab.experiment.blocks import Block, Folded, Paragraph, Plots, Section, TokenText
 from steerlab.experiment.blocks.findings import conditions, frame_sections
 from steerlab.experiment.blocks.material import Material
@@ -112,12 +112,14 @@ def entropy_change(
     batches = list(_batches(windows, room))
     _check_room(engine, windows, room, d_vocab)
     frames = []
-    for batch in tqdm(batches, desc="entropy", delay=2.0, leave=False, disable=None):
-        base, steered = _logits(engine, batch, None), _logits(engine, batch, plan)
-        frames += [
-            _rows(stretch, before, after, policy, max(1, room // 32))
-            for stretch, before, after in zip(batch, base, steered, strict=True)
-        ]
+    with progress(len(batches), "entropy", "batch") as bar:
+        for batch in batches:
+            base, steered = _logits(engine, batch, None), _logits(engine, batch, plan)
+            frames += [
+                _rows(stretch, before, after, policy, max(1, room // 32))
+                for stretch, before, after in zip(batch, base, steered, strict=True)
+            ]
+            bar.update()
     return pd.concat(frames, ignore_index=True)
 
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
@@ -18,7 +17,11 @@ from steerlab.core.numbers import as_integer, as_list, as_number, check_number, 
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
+<<<<<<< HEAD
+from steerlab.display.progress import progress
+=======
 from steerlab.display import Piece, Shown, figure
+>>>>>>> faces
 from steerlab.experiment.blocks import Block, Plot, Plots, Section
 from steerlab.experiment.blocks.findings import Finding, finding_blocks, numbered
 from steerlab.experiment.blocks.material import Material
@@ -302,8 +305,12 @@ def _search(
         found = measure_try(engine, one, on, measure, baseline(), bounds=bounds, texts=texts, policy=policy)
         return pd.DataFrame([found], columns=TRY_COLUMNS)
 
-    bar = tqdm(tries, desc="select", delay=2.0, leave=False, disable=None)
-    return choose(tries, join([kept(one, partial(row, one)) for one in bar]), on, metric=metric, subject_to=bounds)
+    rows = []
+    with progress(len(tries), "select", "try") as bar:
+        for one in tries:
+            rows.append(kept(one, partial(row, one)))
+            bar.update()
+    return choose(tries, join(rows), on, metric=metric, subject_to=bounds)
 
 
 def _cell(one: Try, same: Mapping[str, Any]) -> Cell:

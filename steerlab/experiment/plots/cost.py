@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 
 from steerlab.experiment.plots.dose_figures import DoseFigures
 from steerlab.experiment.plots.frames import need_columns
-from steerlab.experiment.plots.palette import AGAINST, REAL
+from steerlab.experiment.plots.palette import AGAINST, REAL, readable
 from steerlab.experiment.plots.ratios import ratio_axis
-from steerlab.experiment.plots.style import dose_axis, new_axes, styled
+from steerlab.experiment.plots.style import dose_axis, new_axes, note, styled
 from steerlab.experiment.wording import number
 
 _INTERVAL = ("ppl_ratio_low", "ppl_ratio_high")
@@ -56,18 +56,8 @@ def describe_cost(effect: DoseFigures) -> str:
 
 def _draw_bound(ax: Axes, bound: float) -> None:
     ax.axhline(bound, color=AGAINST, linestyle="--", linewidth=1)
-    place, offset = (0.5, bound), (0, 2)
-    ax.annotate(
-        f"bound ×{bound:g}",
-        place,
-        offset,
-        xycoords=ax.get_yaxis_transform(),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        color=AGAINST,
-        fontsize=7.5,
-    )
+    colour = readable(AGAINST)
+    note(ax, f"bound ×{bound:g}", (0.5, bound), (0, 2), xycoords=ax.get_yaxis_transform(), ha="center", color=colour)
 
 
 def _draw_intervals(ax: Axes, cost: Any) -> None:

@@ -7,17 +7,17 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from steerlab.experiment.plots.palette import AGAINST, ELSEWHERE, INK, RANDOM, REAL
-from steerlab.experiment.plots.style import legend_below, new_axes, styled
+from steerlab.experiment.plots.style import direct_labels, new_axes, note, styled
 
 if TYPE_CHECKING:
     from steerlab.steering.vector_diagnostics import Diagnostics
 
 # column → colour, marker, line and label; markers and lines distinguish them where colours do not
 _LINES = {
-    "auc": (REAL, "o", "-", "AUC on held-out pairs"),
-    "split_half_cosine": (AGAINST, "s", "--", "split-half cosine"),
-    "cosine_to_mean_diff": (ELSEWHERE, "^", "-.", "cosine to their mean difference"),
-    "relative_norm": (RANDOM, "D", ":", "norm / median norm of the stream"),
+    "auc": (REAL, "o", "-", "AUC"),
+    "split_half_cosine": (AGAINST, "s", "--", "split-half\ncosine"),
+    "cosine_to_mean_diff": (ELSEWHERE, "^", "-.", "cosine to mean\ndifference"),
+    "relative_norm": (RANDOM, "D", ":", "norm / median\nof the stream"),
 }
 _MARKERS_UP_TO = 40
 
@@ -32,20 +32,22 @@ def plot_diagnostics(diagnostics: "Diagnostics", ax: Axes | None = None) -> Axes
         diagnostics: what `vectors.diagnostics(dev)` gave.
         ax: axes to draw on; a new figure by default.
     """
-    ax = new_axes(ax, height=3.4)
+    ax = new_axes(ax)
     frame = diagnostics.to_frame()
+    ends = []
     marked = len(frame) <= _MARKERS_UP_TO
     for column, (colour, marker, line, label) in _LINES.items():
         values = frame[column].to_numpy()
         if np.isfinite(values).any():
             shape = marker if marked else None
             ax.plot(frame.layer, values, color=colour, marker=shape, markersize=3, linestyle=line, label=label)
+            ends.append((values[np.isfinite(values)][-1], label, colour))
     ax.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
-    ax.annotate("chance (AUC)", (1, 0.5), (-3, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=7.5)
+    note(ax, "chance (AUC)", (1, 0.5), (-3, 2), xycoords=ax.get_yaxis_transform(), ha="right")
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]), top=max(1.05, ax.get_ylim()[1]))
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     ax.set_xlabel(f"layer ({diagnostics.site})")
     ax.set_ylabel("AUC, cosine, or ratio of norms")
     ax.set_title(f"{diagnostics.method or 'vectors'} on {diagnostics.n_pairs} held-out pairs")
-    legend_below(ax, columns=1)
+    direct_labels(ax, ends)
     return ax

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from steerlab.experiment.plots.dose_figures import DoseFigures
 from steerlab.experiment.plots.palette import FAMILIES, REAL
-from steerlab.experiment.plots.style import dose_axis, legend_below, new_axes, styled
+from steerlab.experiment.plots.style import direct_labels, dose_axis, hollow_note, new_axes, styled
 from steerlab.experiment.wording import metric_label, number
 from steerlab.measures.intervals import cluster_bootstrap_mean
 
@@ -27,28 +27,28 @@ def plot_dose_response(effect: DoseFigures, ax: Axes | None = None) -> Axes:
         effect: its `rows` need `family`, `draw`, `dose`, `item`, `group`, `value`.
         ax: axes to draw on; a new figure by default.
     """
-    ax = new_axes(ax, height=3.1)
+    ax = new_axes(ax)
     table, groups = _by_item(effect)
     doses, means = table.columns.to_numpy(dtype=float), table.mean(axis=0, skipna=False).to_numpy()
-    for family in _BANDS:
-        _band(ax, null_band(effect, family), family)
+    ends = [_band(ax, null_band(effect, family), family) for family in _BANDS]
     intervals = [
         cluster_bootstrap_mean(table[dose].to_numpy(), groups, level=effect.settings.level, n_resamples=_RESAMPLES)
         for dose in table.columns
     ]
     level = f"{effect.settings.level:.0%}".replace("%", " %")
     low, high = [i.low for i in intervals], [i.high for i in intervals]
-    ax.fill_between(doses, low, high, color=REAL, alpha=0.2, linewidth=0, label=f"{level} interval")
+    ax.fill_between(doses, low, high, color=REAL, alpha=0.2, linewidth=0, label="interval")
     ax.plot(doses, means, color=REAL, label="vector")
     fitted = np.isin(doses, effect.fitted_doses)
     ax.plot(doses[fitted], means[fitted], "o", color=REAL)
     if not fitted.all():
         refused = ax.plot(doses[~fitted], means[~fitted], "o", color=REAL, markerfacecolor="white")
         refused[0].set_label("past the cost bound")
+        hollow_note(ax)
     dose_axis(ax, effect.settings.axis, doses)
     ax.set_ylabel(metric_label(effect.settings.metric))
     ax.set_title(_title(effect))
-    legend_below(ax)
+    direct_labels(ax, [(means[-1], f"vector, with\n{level} interval", REAL), *(end for end in ends if end)])
     return ax
 
 
@@ -93,16 +93,20 @@ def _by_item(effect: DoseFigures) -> tuple[Any, list[str]]:
     return table, groups.tolist()
 
 
-def _band(ax: Axes, band: Any, family: str) -> None:
+def _band(ax: Axes, band: Any, family: str) -> tuple[float, str, str] | None:
+    """Draws a family's range, and gives its label."""
     if band.empty:
-        return
+        return None
     colour, name = FAMILIES[family]
-    label = f"range of {band.draws.max()} {name}"
+    last = band.iloc[-1]
     if family == "random":
-        ax.fill_between(band.dose, band.low, band.high, color=colour, alpha=0.35, linewidth=0, label=label)
-        return
-    ax.plot(band.dose, band.low, color=colour, linewidth=1, linestyle="--", label=label)
-    ax.plot(band.dose, band.high, color=colour, linewidth=1, linestyle="--")
+        ax.fill_between(band.dose, band.low, band.high, color=colour, alpha=0.35, linewidth=0, label=name)
+        height = (last.low + last.high) / 2
+    else:
+        ax.plot(band.dose, band.low, color=colour, linewidth=1, linestyle="--", label=name)
+        ax.plot(band.dose, band.high, color=colour, linewidth=1, linestyle="--")
+        height = last.low
+    return float(height), f"{band.draws.max()} {name}".replace(" directions", "\ndirections"), colour
 
 
 def _title(effect: DoseFigures) -> str:

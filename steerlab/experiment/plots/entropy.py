@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from steerlab.experiment.plots.frames import need_columns
 from steerlab.experiment.plots.palette import BASE, INK, REAL
-from steerlab.experiment.plots.style import new_axes, styled
+from steerlab.experiment.plots.style import direct_labels, new_axes, styled
 from steerlab.experiment.wording import number
 
 _UNSMOOTHED_UP_TO = 80
@@ -46,15 +46,15 @@ def plot_entropy(
     ax = new_axes(ax, height=3.4 if has_kl else 2.8)
     means: Any = frame.groupby("position")[[base, steered]].mean()
     window = _window(len(means))
-    for column, colour, line, name in ((base, BASE, "--", "unsteered"), (steered, REAL, "-", "steered")):
-        _line(ax, means[column], window, colour, line, name)
+    arms = ((base, BASE, "--", "unsteered"), (steered, REAL, "-", "steered"))
+    ends = [_line(ax, means[column], window, colour, line, name) for column, colour, line, name in arms]
     ax.set_ylabel("entropy (nats)")
-    ax.set_ylim(0, 1.15 * ax.get_ylim()[1])
+    ax.set_ylim(bottom=0)
     ax.set_title(_title(frame, base, steered))
     lowest = _kl_panel(ax, frame, kl, window) if has_kl else ax
     lowest.set_xlabel("position in the text" + (f" (running mean over {window})" if window > 1 else ""))
     lowest.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-    ax.legend(loc="upper right", ncols=2, bbox_to_anchor=(1.0, 1.02), borderaxespad=0.0)
+    direct_labels(ax, ends)
     return ax
 
 
@@ -78,11 +78,13 @@ def _window(positions: int) -> int:
     return 1 if positions <= _UNSMOOTHED_UP_TO else max(5, positions // 40)
 
 
-def _line(ax: Axes, values: Any, window: int, colour: str, line: str, name: str) -> None:
+def _line(ax: Axes, values: Any, window: int, colour: str, line: str, name: str) -> tuple[float, str, str]:
+    """Draws one arm, and gives its label."""
     if window > 1:
         ax.plot(values.index, values, color=colour, linewidth=0.5, alpha=0.45)
     smooth = values.rolling(window, center=True, min_periods=1).mean()
     ax.plot(values.index, smooth, color=colour, linestyle=line, label=name)
+    return float(smooth.iloc[-1]), name, colour
 
 
 def _kl_panel(ax: Axes, frame: Any, kl: str, window: int) -> Axes:

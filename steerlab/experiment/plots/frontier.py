@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patheffects import withStroke
 
 from steerlab.experiment.plots.frames import need_columns
-from steerlab.experiment.plots.palette import AGAINST, REAL
+from steerlab.experiment.plots.palette import AGAINST, REAL, readable
 from steerlab.experiment.plots.ratios import ratio_axis
-from steerlab.experiment.plots.style import legend_below, new_axes, styled, zero_line
+from steerlab.experiment.plots.style import new_axes, note, styled, zero_line
 from steerlab.experiment.wording import metric_label, number
 
 
@@ -46,10 +45,11 @@ def plot_cost_frontier(
         _label(ax, number(dose), ratio, change)
     zero_line(ax)
     if bound is not None and np.isfinite(bound):
-        ax.axvline(bound, color=AGAINST, linestyle="--", linewidth=1, label=f"bound ×{bound:g}")
-        legend_below(ax)
+        ax.axvline(bound, color=AGAINST, linestyle="--", linewidth=1)
     ratio_axis(ax.xaxis)
     ax.margins(x=0.16, y=0.14)
+    if bound is not None and np.isfinite(bound):
+        note(ax, f"bound ×{bound:g}", (bound, 0), (-3, 2), ha="right", color=readable(AGAINST))
     ax.set_xlabel("perplexity ratio, neutral text (log scale)")
     ax.set_ylabel(f"change of {metric_label(metric)}".replace(" (nats)", "\n(nats)"))
     ax.set_title("What each dose buys, and costs")
@@ -85,13 +85,4 @@ def describe_cost_frontier(frame: pd.DataFrame, *, value: str = "value", bound: 
 def _label(ax: Axes, text: str, ratio: float, change: float) -> None:
     """A dot's dose, outside the curve: effects grow with their price, so it lies up or down to the left."""
     up = change >= 0
-    ax.annotate(
-        text,
-        (ratio, change),
-        (-4, 3 if up else -3),
-        textcoords="offset points",
-        ha="right",
-        va="bottom" if up else "top",
-        fontsize=7,
-        path_effects=[withStroke(linewidth=2, foreground="white")],
-    )
+    note(ax, text, (ratio, change), (-4, 3 if up else -3), ha="right", va="bottom" if up else "top")

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from steerlab.core.errors import DataError
 from steerlab.experiment.plots.palette import BASE, DIVERGING, REAL
-from steerlab.experiment.plots.style import legend_below, new_axes, styled
+from steerlab.experiment.plots.style import direct_labels, new_axes, styled
 from steerlab.experiment.wording import number
 
 if TYPE_CHECKING:
@@ -83,9 +83,10 @@ def plot_norms(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         frame: a row per layer: `layer`, `norm`, `median_norm` (NaN where unknown); `norm_frame(vectors)` is one.
         ax: axes to draw on; a new figure by default.
     """
-    ax = new_axes(ax, height=2.8)
+    ax = new_axes(ax)
     marker, square = ("o", "s") if len(frame) <= _MARKED_UP_TO else (None, None)
     ax.plot(frame.layer, frame.norm, color=REAL, marker=marker, markersize=3, label="vector")
+    ends = [(frame.norm.iloc[-1], "vector", REAL)]
     if frame.median_norm.notna().any():
         ax.plot(
             frame.layer,
@@ -96,15 +97,16 @@ def plot_norms(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
             markersize=3,
             label="median of the stream",
         )
+        ends.append((frame.median_norm.dropna().iloc[-1], "stream\n(median)", BASE))
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     ax.set_xlabel("layer")
     ax.set_ylabel("norm (residual units)")
     ax.set_title("Norm by layer")
-    legend_below(ax)
+    direct_labels(ax, ends)
     return ax
 
 

@@ -5,8 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from steerlab.experiment.plots.dose_figures import DoseFigures
-from steerlab.experiment.plots.palette import AGAINST, REAL
-from steerlab.experiment.plots.style import legend_below, new_axes, nothing_to_draw, styled, zero_line
+from steerlab.experiment.plots.palette import AGAINST, REAL, readable
+from steerlab.experiment.plots.style import direct_labels, new_axes, note, nothing_to_draw, styled, zero_line
 from steerlab.experiment.wording import number, slope_label
 
 _VECTOR_DOTS = 500
@@ -21,7 +21,7 @@ def plot_item_slopes(effect: DoseFigures, ax: Axes | None = None) -> Axes:
         effect: its `item_slopes` need `slope`.
         ax: axes to draw on; a new figure by default.
     """
-    ax = new_axes(ax, height=2.9)
+    ax = new_axes(ax)
     slopes = np.sort(effect.item_slopes.slope.to_numpy())
     if not np.isfinite(slopes).all():
         return nothing_to_draw(ax, "Per-item slopes", _NO_SLOPES)
@@ -29,25 +29,21 @@ def plot_item_slopes(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     size = float(np.clip(120 / len(slopes), 1.2, 4.5))
     dots = {"markersize": size, "rasterized": len(slopes) > _VECTOR_DOTS}
     ax.axhspan(*effect.ci, color=REAL, alpha=0.15, linewidth=0)
-    ax.axhline(effect.slope, color=REAL, linewidth=1, linestyle="--", label=f"mean {number(effect.slope, '+.2f')}")
+    ax.axhline(effect.slope, color=REAL, linewidth=1, linestyle="--", label="mean")
     zero_line(ax)
-    ax.plot(place[~against], slopes[~against], "o", color=REAL, label=f"{(~against).sum()} steered", **dots)
+    ax.plot(place[~against], slopes[~against], "o", color=REAL, label="steered", **dots)
     if against.any():
+        last, colour = int(against.sum()), readable(AGAINST)
         ax.plot(
-            place[against],
-            slopes[against],
-            "o",
-            color=AGAINST,
-            markerfacecolor="white",
-            label=f"{against.sum()} anti-steered",
-            **dots,
+            place[:last], slopes[:last], "o", color=AGAINST, markerfacecolor="white", label="anti-steerable", **dots
         )
+        note(ax, f"{last} anti-steerable", (last, slopes[last - 1]), (6, -1), va="top", color=colour)
     ax.set_xlim(0.2, len(slopes) + 0.8)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     ax.set_xlabel("item, in order of slope")
     ax.set_ylabel(slope_label(effect.settings.axis))
     ax.set_title(f"{_share(effect)} of {len(slopes)} items are anti-steerable")
-    legend_below(ax, columns=3)
+    direct_labels(ax, [(effect.slope, f"mean\n{number(effect.slope, '+.2f')}", REAL)])
     return ax
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 
 from steerlab.experiment.wording import CONTROL_NAMES
 
@@ -33,6 +33,9 @@ FAMILIES: Final = {
 }
 """Control family → its colour and its name."""
 
+NOTES: Final = 7.5
+"""Size of words inside a plot, in points."""
+
 _LOW, _MIDDLE, _HIGH = "#B24A00", "#FAFAFA", "#1A6AAB"
 
 DIVERGING: Final = LinearSegmentedColormap.from_list("steerlab_diverging", [_LOW, _MIDDLE, _HIGH])
@@ -40,3 +43,16 @@ DIVERGING: Final = LinearSegmentedColormap.from_list("steerlab_diverging", [_LOW
 
 PALE: Final = LinearSegmentedColormap.from_list("steerlab_pale", ["#F2A36B", "#FFFFFF", "#8DBBE3"])
 """The same, light enough for dark text on it."""
+
+
+def readable(colour: str) -> str:
+    """The colour, darkened where words in it would have less contrast with white than 4.5 to 1 (WCAG 2.2)."""
+    red, green, blue = to_rgb(colour)
+    while 1.05 / (_luminance((red, green, blue)) + 0.05) < 4.5:
+        red, green, blue = 0.95 * red, 0.95 * green, 0.95 * blue
+    return to_hex((red, green, blue))
+
+
+def _luminance(rgb: tuple[float, float, float]) -> float:
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -8,8 +8,10 @@ from steerlab.experiment.blocks import Block, Bullets, Document, Facts, Section,
 from steerlab.experiment.blocks.findings import finding_sections
 from steerlab.experiment.blocks.material import Material
 from steerlab.experiment.measurements.effect import Effect
+from steerlab.experiment.measurements.effect.section import verdict_sentence
 from steerlab.experiment.measurements.registry import MEASUREMENTS
 from steerlab.experiment.report.limits import limits
+from steerlab.experiment.wording import metric_label
 
 FACT_NAMES = {"name": "model", "n_layers": "layers", "d_model": "width of the stream", "d_vocab": "logits"}
 
@@ -30,16 +32,38 @@ def document(material: Material) -> Document:
         _provenance(m),
         Section("Limits: what these numbers cannot say", [Bullets(limits(m))]),
     ]
-    return Document(m.name, _lead(m), sections)
+    return Document(m.name, _lead(m), sections, _title_block(m))
 
 
 def _lead(m: Material) -> str:
-    words = [effect.verdict for effect in m.of("effects")]
-    parts = [f"A steering experiment, seed {m.seed}"]
-    if words:
-        parts.append(f"{len(words)} effects: {', '.join(words)}" if len(words) > 1 else f"verdict: {words[0]}")
+    effects = m.of("effects")
+    if len(effects) == 1:
+        return verdict_sentence(effects[0])
+    if effects:
+        return f"{len(effects)} effects: {', '.join(effect.verdict for effect in effects)}."
+    return "No effect was measured, so there is no verdict."
+
+
+def _title_block(m: Material) -> list[tuple[str, str]]:
     dtype = m.facts.get("dtype")
-    return "; ".join(parts) + f". Log-probabilities are in nats{f', computed in {dtype}' if dtype else ''}."
+    facts = {
+        "question": _question(m),
+        "model": m.facts.get("model"),
+        "date": m.facts.get("date"),
+        "numbers": f"log-probabilities in nats{f', computed in {dtype}' if dtype else ''}; seed {m.seed}",
+    }
+    return [(name, str(value)) for name, value in facts.items() if value]
+
+
+def _question(m: Material) -> str:
+    """What the experiment asked, as far as its results say."""
+    effects = m.of("effects")
+    if effects:
+        plans = list(dict.fromkeys(effect.plan_text for effect in effects))
+        plan = plans[0] if len(plans) == 1 else f"any of {len(plans)} plans"
+        metric = metric_label(effects[0].settings.metric)
+        return f"Does {plan} move the {metric} of {len(effects[0].item_slopes)} items, and more than control arms do?"
+    return "Which vector, layer and dose gain most within the bounds?" if m.of("selections") else ""
 
 
 def _provenance(m: Material) -> Section:

@@ -35,7 +35,8 @@ def markdown(document: Document, folder: str) -> tuple[str, dict[str, bytes]]:
         The text, and the pictures by file name within that folder.
     """
     writer = _Writer(folder)
-    parts = [f"# {escape(document.title)}", escape(document.lead)]
+    facts = [f"- {name}: {escape(value)}" for name, value in document.facts]
+    parts = [f"# {escape(document.title)}", f"**{escape(document.lead)}**", "\n".join(facts)]
     for section in document.sections:
         parts += [f"## {escape(section.title)}", *(writer.block(block) for block in section.blocks)]
     return "\n\n".join(part for part in parts if part) + "\n", writer.pictures

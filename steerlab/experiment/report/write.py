@@ -1,5 +1,7 @@
 """Writing a report by the suffix of its path."""
 
+from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from steerlab.core.files import write_atomic
 from steerlab.display import escaped
 from steerlab.experiment.blocks.material import Material
 from steerlab.experiment.measurements.confirmation import all_looks
+from steerlab.experiment.measurements.effect import Effect
 from steerlab.experiment.report.document import document
 from steerlab.experiment.report.markdown import markdown, picture_folder
 from steerlab.experiment.report.page import html_page
@@ -68,9 +71,23 @@ def material_of(run: Run) -> Material:
         used=_used_otherwise(results),
         token_texts=[_first_text(frame) for frame in results.entropies if "token" in frame.columns],
         looks=all_looks(run),
-        facts={"experiment": session.name} | {key: stated[key] for key in ("backend", "dtype", "seed")},
+        prompts={effect.provenance["targets_hash"]: _prompts(run, effect) for effect, _ in results.effects},
+        facts={"experiment": session.name, "date": f"{date.today():%-d %B %Y}"}
+        | {key: stated[key] for key in ("model", "backend", "dtype", "seed")},
         results=results.by_attribute() | {"effects": [effect for effect, _ in results.effects]},
     )
+
+
+def _prompts(run: Run, effect: Effect) -> list[str]:
+    """The prompts of an effect's items as text: of a chat its last message."""
+    return [_prompt_text(item.prompt) for item in run.session.inputs.targets(effect.provenance["targets_hash"])]
+
+
+def _prompt_text(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    last = prompt[-1] if len(prompt) else ""
+    return str(last["content"]) if isinstance(last, Mapping) else f"tokens {', '.join(map(str, prompt))}"
 
 
 def _used_otherwise(results: Results) -> list[SteeringVector]:

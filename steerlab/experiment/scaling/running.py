@@ -8,11 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from steerlab.core.errors import InputError
 from steerlab.core.hashing import content_hash
+<<<<<<< HEAD
+from steerlab.display.progress import progress
+=======
 from steerlab.display import Piece, Remarks, Shown, Table
+>>>>>>> faces
 from steerlab.experiment.measurements.effect.comparisons import with_comparisons
 from steerlab.experiment.scaling.cell import SweepCell, effect_of
 from steerlab.experiment.scaling.folder import ROWS_FILE, SweepFolder, joined
@@ -138,8 +141,7 @@ def _measure(
     errors, warned = {}, {}
     if not missing:
         return errors, ()
-    bar = tqdm(total=len(missing), desc="cells", delay=2.0, leave=False, disable=None)
-    with bar, contextlib.closing(run(missing, check)) as outcomes:
+    with progress(len(missing), "cells", "cell") as bar, contextlib.closing(run(missing, check)) as outcomes:
         for outcome in outcomes:
             folder.keep(outcome)
             warned |= dict.fromkeys(outcome.warnings)

@@ -25,7 +25,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
-from tqdm.auto import tqdm
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, VectorValueError
@@ -33,6 +32,7 @@ from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import as_integer, as_number, plain, shown
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike, TargetLike
+from steerlab.display.progress import progress
 from steerlab.steering.positions.sets import Where
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import default as default_where
@@ -172,12 +172,14 @@ def learn(
     losses: list[float] = []
     reference: dict[int, float] = {}
     batches = _batches(len(targets), settings.batch_size, np.random.default_rng(seed))
-    for _ in tqdm(range(settings.steps), desc="bipo", unit="step", delay=2.0, leave=False, disable=None):
-        loss = _batch_loss(scores, preferences, next(batches), values, reference, settings.beta)
-        (values.grad,) = torch.autograd.grad(loss, [values])
-        adam.step()
-        project(values, bound)
-        losses.append(float(loss.detach()))
+    with progress(settings.steps, "bipo", "step") as bar:
+        for _ in range(settings.steps):
+            loss = _batch_loss(scores, preferences, next(batches), values, reference, settings.beta)
+            (values.grad,) = torch.autograd.grad(loss, [values])
+            adam.step()
+            project(values, bound)
+            losses.append(float(loss.detach()))
+            bar.update()
     if not values.detach().any():
         raise VectorValueError(
             f"bipo found no gradient at {point.name}: adding there changes none of the targets' log-probabilities. "

@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine, ModelInfo
@@ -16,6 +15,7 @@ from steerlab.core.errors import InputError
 from steerlab.core.hook_points import check_site, resolve_layers
 from steerlab.core.results import Activations, check_pool
 from steerlab.core.text import PromptLike
+from steerlab.display.progress import progress
 from steerlab.steering.positions.sets import Mask, Where
 from steerlab.steering.positions.where import WhereLike, as_where, last_prompt
 
@@ -83,7 +83,7 @@ class Reading:
         self, engine: Engine, firsts: Sequence[PromptLike], seconds: Sequence[PromptLike], size: int
     ) -> Iterator[tuple[Float[Tensor, "n_layers pairs d_model"], Float[Tensor, "n_layers pairs d_model"]]]:
         """Rows of prompts in pairs, at most `size` pairs at a time, in order; a progress bar counts the pairs."""
-        with tqdm(total=len(firsts), desc="extract", unit="pair", delay=2.0, leave=False, disable=None) as bar:
+        with progress(len(firsts), "extract", "pair") as bar:
             for start in range(0, len(firsts), size):
                 stop = min(start + size, len(firsts))
                 rows = self.rows(engine, [*firsts[start:stop], *seconds[start:stop]])

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
 from steerlab.core.errors import EngineError, InputError
+from steerlab.display.progress import progress
 from steerlab.engines.vllm.client.log_file import log_of
 from steerlab.engines.vllm.client.plan_cache import PlanCache
 from steerlab.engines.vllm.client.processes import be_patient, descendants, end
@@ -113,7 +113,7 @@ class Connection:
         outputs: list[Any] = []
         try:
             self.llm.enqueue(prompts, params, use_tqdm=False)
-            with tqdm(total=len(prompts), desc=what, delay=2.0, leave=False, disable=None) as bar:
+            with progress(len(prompts), what) as bar:
                 while engine.has_unfinished_requests():
                     self._await_output(check)
                     finished = [output for output in engine.step() if output.finished]

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-from tqdm.auto import tqdm
 
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import InputError, PlanError, RunError
 from steerlab.core.numbers import check_number
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
+from steerlab.display.progress import progress
 from steerlab.experiment.measurements.checks import check_doses, check_targets
 from steerlab.experiment.measurements.controls import Arm, Controls, check_pairs, control_arms, labels_made
 from steerlab.experiment.measurements.cost import perplexities
@@ -134,7 +134,7 @@ def _scores(
         budget = tokens_per_call_of(session.backend, tokens_per_call)
         rows = [(item.prompt, item.targets) for item in targets]
         tokens = 0 if budget is None else row_tokens(session.engine, rows)
-        with tqdm(total=len(missing), desc=description, delay=2.0, leave=False, disable=None) as bar:
+        with progress(len(missing), description, "arm") as bar:
             for batch in batch_plans(missing, tokens, budget):
                 plans = [arms[k][0].plan.scaled(arms[k][1]) for k in batch]
                 for k, frame in zip(batch, score_plans(session.engine, plans, targets), strict=True):

@@ -1,6 +1,6 @@
 """The part of a report on one effect: verdict first, then figures, plots, tables and receipts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,18 +31,34 @@ def effect_sections(m: Material) -> list[Section]:
     """A section per effect."""
     effects = m.of("effects")
     if len(effects) == 1:
-        return [_section(effects[0], "Effect", "effects/000")]
-    return [_section(effect, f"Effect {k + 1}", f"effects/{k:03d}") for k, effect in enumerate(effects)]
+        return [_section(effects[0], "Effect", "effects/000", m.prompts)]
+    return [_section(effect, f"Effect {k + 1}", f"effects/{k:03d}", m.prompts) for k, effect in enumerate(effects)]
 
 
-def _section(effect: Effect, title: str, place: str) -> Section:
+def verdict_sentence(effect: Effect) -> str:
+    """The verdict with the figures that it rests on, in one sentence."""
+    word = effect.verdict[:1].upper() + effect.verdict[1:]
+    if not np.isfinite(effect.slope):
+        return f"{word}: fewer than two doses stay within the cost bound."
+    low, high = (number(end, "+.2f") for end in effect.ci)
+    level = f"{100 * effect.settings.level:.0f}\u00a0%"
+    rank = f", and its worst rank among control arms is {effect.null_rank:.3f}" if np.isfinite(effect.null_rank) else ""
+    return (
+        f"{word}: the {metric_label(effect.settings.metric)} changes by {number(effect.slope, '+.2f')} per unit of "
+        f"{effect.settings.axis} ({level} interval {low} to {high}){rank}."
+    )
+
+
+def _section(effect: Effect, title: str, place: str, prompts: Mapping[str, Sequence[str]]) -> Section:
     """All of one effect.
 
     Args:
         effect: the effect.
         title: heading.
         place: its folder in the run directory.
+        prompts: texts of the items by the hash of their targets.
     """
+    texts = prompts.get(str(effect.provenance.get("targets_hash")), ())
     blocks: list[Block] = [
         Verdict(f"Verdict: {effect.verdict}", _TONES[effect.verdict], effect.reasons),
         Paragraph(what_was_done(effect)),
@@ -50,7 +66,7 @@ def _section(effect: Effect, title: str, place: str) -> Section:
         Plots(_plots(effect)),
         Subsection("Per dose", [_dose_table(effect)]),
         Subsection("Against control arms", [_null_table(effect)]),
-        Folded("Items, from the most anti-steerable on", [_item_table(effect, place)]),
+        Folded("Items, from the most anti-steerable on", [_item_table(effect, place, texts)]),
         Folded("Receipts: tokens edited per target", [_receipt_table(effect, place)]),
         Folded("Result rows", [_row_table(effect, place)]),
     ]
@@ -155,8 +171,10 @@ def _null_table(effect: Effect) -> Table:
     )
 
 
-def _item_table(effect: Effect, place: str) -> Table:
+def _item_table(effect: Effect, place: str, texts: Sequence[str]) -> Table:
     table: Any = effect.item_slopes.sort_values("slope")
+    if texts:
+        table = table.assign(item=[texts[item] for item in table["item"]])
     return table_of(table, "Slope of each item", place=f"{place}/rows.parquet (as the rows they are fitted to)")
 
 
