@@ -80,7 +80,7 @@ def _reach(edit: Edit) -> _Reach:
 
 
 def _of_term(term: Term) -> tuple[float, float, float]:
-    """By how much at most it multiplies the stream, how long what it adds is, and the share of its largest component."""
+    """By how much it multiplies the stream at most, how long what it adds is, and its largest component's share."""
     gate, length = term.gate, float(term.write.double().norm())
     reading = 0.0 if term.read is None else float(term.read.double().norm())
     gain = max(abs(gate.gain), abs(gate.slope), abs(gate.gain + gate.slope)) * reading * length

@@ -53,9 +53,9 @@ class Direction:
 class Operator(ABC):
     """A map h → Δ(h) along one direction.
 
-    An operator states `unit`, `to_json`, and what it does: its `terms`, if Δ is of the form that all engines share, else
-    `delta`, which the vLLM engine cannot run. The rest has a default that an operator may replace: it reads as its `str`
-    times a scale (`told`), needs no vector but the edit's (`others`), and acts along any vector (`check`).
+    An operator states `unit`, `to_json`, and what it does: its `terms`, if Δ is of the form that all engines share,
+    else `delta`, which the vLLM engine cannot run. The rest has a default that an operator may replace: it reads as its
+    `str` times a scale (`told`), needs no vector but the edit's (`others`), and acts along any vector (`check`).
 
     Attributes:
         unit: `dose` if its numbers are in median norms of the stream, else `coef`.
@@ -84,7 +84,7 @@ class Operator(ABC):
         return (Term(along.unit, Gate(amount, gain, lo, hi, -gain), along.unit),)
 
     def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        """(a, g, lo, hi) in place of `terms`, where these are the one term Δ(h) = [a + g·(clip(u·h, lo, hi) − u·h)]·u."""
+        """(a, g, lo, hi) in place of `terms`, for Δ(h) = [a + g·(clip(u·h, lo, hi) − u·h)]·u."""
         return (0.0, 0.0, -math.inf, math.inf)
 
     @property

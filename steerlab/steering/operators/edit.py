@@ -101,10 +101,7 @@ class Edit:
 
     def selects(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         """Which of a pass's tokens it edits, its condition left aside."""
-        chosen = self.where.resolve(rows)
-        if self.schedule is None:
-            return chosen
-        return chosen & (self.schedule.factor(rows.generated_index) != 0)
+        return chosen(self.where, self.schedule, rows)
 
     def factors(self, rows: RowPositions) -> Float[Tensor, "batch pos"] | None:
         """The schedule's factor for each of a pass's tokens; None without a schedule."""
@@ -196,6 +193,12 @@ class Edit:
         options += [f"schedule={self.schedule}"] * (self.schedule is not None)
         options += [f"when {self.when}"] * (self.when is not None)
         return "; ".join([f"{self.operator}{times} at {self.hook_point.name}, {self.where}", *options])
+
+
+def chosen(where: Where, schedule: Schedule | None, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
+    """Which of a pass's tokens are in a set and have a factor other than 0."""
+    mask = where.resolve(rows)
+    return mask if schedule is None else mask & (schedule.factor(rows.generated_index) != 0)
 
 
 def edit_along(
