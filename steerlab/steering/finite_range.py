@@ -22,6 +22,7 @@ import torch
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError
 from steerlab.steering.operators.edit import Edit
+from steerlab.steering.operators.form import Term
 from steerlab.steering.operators.registry import is_shipped
 
 MAX_LENGTH: Final = 1e18
@@ -66,12 +67,22 @@ def _reach(edit: Edit) -> _Reach:
     along = edit.direction(torch.device("cpu"))
     peak = abs(edit.scale) * (1.0 if edit.schedule is None else edit.schedule.peak)
     typical = 1.0 if edit.median_norm is None else edit.median_norm
-    if is_shipped(edit.operator) and edit.operator.has_formula:
-        amount, gain, low, high = edit.operator.formula(along)
-        added, widest = abs(amount) + abs(gain) * max(low, -high, 0.0), float(along.unit.abs().max())
+    if is_shipped(edit.operator):
+        reaches = [_of_term(term) for term in edit.terms()]
+        gain, added = sum(reach[0] for reach in reaches), sum(reach[1] for reach in reaches)
+        widest = max(reach[2] for reach in reaches)
     else:
         constant = edit.operator.constant(along)
         gain, added = (1.0, 0.0) if constant is None else (0.0, float(constant.double().norm()))
         widest = 1.0
-    moved = added * max(peak, 1.0) + (peak * abs(gain) * typical if peak > _ORDINARY_FACTOR else 0.0)
+    moved = added * max(peak, 1.0) + (peak * gain * typical if peak > _ORDINARY_FACTOR else 0.0)
     return _Reach(moved, moved * widest)
+
+
+def _of_term(term: Term) -> tuple[float, float, float]:
+    """By how much it multiplies the stream at most, how long what it adds is, and its largest component's share."""
+    gate, length = term.gate, float(term.write.double().norm())
+    reading = 0.0 if term.read is None else float(term.read.double().norm())
+    gain = max(abs(gate.gain), abs(gate.slope), abs(gate.gain + gate.slope)) * reading * length
+    added = abs(gate.amount) + abs(gate.gain) * max(gate.lo, -gate.hi, 0.0) + abs(gate.slope * term.bias)
+    return gain, added * length, float(term.write.abs().max()) / length if length else 0.0

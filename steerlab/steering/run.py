@@ -138,10 +138,17 @@ class PlanRun:
         key = (edit.where, edit.schedule, device)
         if key not in self._masks:
             self._masks[key] = edit.selects(self._rows.on(device))
-        mask = self._masks[key]
+        return self._where_it_holds(edit, self._rows.on(device), self._masks[key])
+
+    def selects(self, edit: Edit, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
+        """Which tokens of a pass an edit reaches, for an operator that is carried out elsewhere."""
+        return self._where_it_holds(edit, rows, edit.selects(rows))
+
+    def _where_it_holds(self, edit: Edit, rows: RowPositions, mask: Tensor) -> Tensor:
+        """Some tokens, those of rows left out in which the edit's condition fails."""
         if edit.when is None:
             return mask
-        answered, passed = self._gates[edit.when].answers(self._rows.on(device), self._kept)
+        answered, passed = self._gates[edit.when].answers(rows, self._kept)
         self._unanswered.append((mask & ~answered[:, None]).any())
         return mask & (answered & passed)[:, None]
 

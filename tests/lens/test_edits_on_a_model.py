@@ -7,6 +7,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError, PlanError
+from steerlab.steering.operators import Edit, Operator
 from tests.lens.helpers import PROMPTS, random_vector
 
 GREEDY = sl.SamplingPolicy.greedy()
@@ -177,23 +178,40 @@ def test_captures_read_span_ids_and_mask_positions(tiny_llama_engine):
     assert masked.positions[0] == (1,)
 
 
-@pytest.mark.parametrize("kind", ["rotate", "norm kept", "decay", "condition"])
-def test_compiled_refuses_what_its_formula_cannot_say(tiny_llama_engine, kind):
-    with pytest.raises(InputError, match="share one formula"):
-        tiny_llama_engine.generate([PROMPT], plan=plan_of(tiny_llama_engine, kind), max_new_tokens=2, engine="compiled")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_kernels")
-def test_compiled_runs_set_ids_and_spans_as_the_fast_engine_does(tiny_llama_engine):
+def test_compiled_runs_every_operator_option_and_set_of_positions_as_the_fast_engine_does(tiny_llama_engine):
     engine = tiny_llama_engine
-    plan = plan_of(engine, "affine") + plan_of(engine, "ids") + plan_of(engine, "span")
+    kinds = ["affine", "ids", "span", "rotate", "norm kept", "decay", "window", "condition"]
+    plan = sl.Plan(*(edit for kind in kinds for edit in plan_of(engine, kind)))
     options = {"policy": GREEDY, "max_new_tokens": 7, "plan": plan}
     fast = engine.generate(PROMPTS[:3], engine="fast", **options)
     edited = [[edit.edited for edit in receipt.edits] for receipt in engine.receipts]
     compiled = engine.generate(PROMPTS[:3], engine="compiled", **options)
     assert [row.token_ids for row in compiled] == [row.token_ids for row in fast]
     assert [[edit.edited for edit in receipt.edits] for receipt in engine.receipts] == edited
+    changed = [[edit.mean_relative_change for edit in receipt.edits] for receipt in compiled.receipts]
+    for ours, theirs in zip(changed, fast.receipts, strict=True):
+        assert ours == pytest.approx([edit.mean_relative_change for edit in theirs.edits], rel=1e-3, nan_ok=True)
+
+
+class Shrink(Operator):
+    """Δ = (tanh(u·h) − u·h) u, which is no sum of gated terms."""
+
+    unit = "coef"
+
+    def delta(self, h, along):
+        projection = h @ along.unit
+        return (projection.tanh() - projection)[..., None] * along.unit
+
+    def to_json(self):
+        return {"kind": "shrink"}
+
+
+def test_compiled_refuses_an_operator_without_terms(tiny_llama_engine):
+    plan = sl.Plan(Edit(Shrink(), random_vector(tiny_llama_engine, layer=LAYER), sl.where.default()))
+    with pytest.raises(InputError, match=r"share one form, and .*Shrink.* states no terms"):
+        tiny_llama_engine.generate([PROMPT], plan=plan, max_new_tokens=2, engine="compiled")
 
 
 def test_hooks_for_whole_prompts_refuse_what_needs_text(tiny_llama_engine):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import steerlab as sl
 from steerlab.core.errors import PlanError, VectorShapeError
-from steerlab.steering.operators import operator_from_json
+from steerlab.steering.operators import Edit, Gate, Operator, Term, operator_from_json
 from steerlab.steering.positions import where
 from steerlab.steering.vectors import SteeringVector
 
@@ -212,7 +212,8 @@ def test_a_reference_point_moves_the_origin_of_the_projection():
     edit = sl.set(V, 8.0, reference=r)
     assert delta(edit, 10.0, 0.0) == pytest.approx([3.0, 4.0])
     assert float((applied(edit, torch.tensor([[10.0, 0.0]])) - r.values) @ V.unit) == pytest.approx(8.0)
-    assert edit.formula() == pytest.approx((0.0, 1.0, 11.0, 11.0, 1.0))
+    (term,) = edit.terms()
+    assert (term.gate.amount, term.gate.slope) == pytest.approx((11.0, -1.0))
 
 
 @given(streams, st.floats(-50, 50))
@@ -268,9 +269,12 @@ def test_a_rotation_needs_a_plane():
         sl.rotate(E0, V, angle=1.0)
 
 
-def test_a_rotation_has_no_shared_formula_and_says_so():
-    with pytest.raises(PlanError, match=r"rotate\(1 rad\) cannot be written as it"):
-        sl.rotate(E0, E1, angle=1.0).formula()
+def test_a_rotation_is_a_sum_of_four_terms_that_read_the_same_stream():
+    terms = sl.rotate(E0, E1, angle=1.0).terms()
+    h = torch.tensor([[4.0, 2.0, 7.0]])
+    once = h + sum(term(h) for term in terms)
+    torch.testing.assert_close(once, applied(sl.rotate(E0, E1, angle=1.0), h))
+    assert once.norm() == pytest.approx(float(h.norm()))
 
 
 # --- norm="keep" --------------------------------------------------------------------------------------------------
@@ -295,28 +299,100 @@ def test_the_norm_is_kept_at_every_scale_and_scale_zero_changes_nothing(h, scale
 def test_norm_keep_makes_an_addition_depend_on_the_stream(unchecked_types):
     edit = sl.add(V, coef=1.0, norm="keep")
     assert edit.constant_delta(torch.device("cpu"), torch.float32) is None
-    assert "norm='keep'" in str(edit.no_formula_because)
     with pytest.raises(PlanError, match="norm is 'keep' or None"):
         sl.add(V, coef=1.0, norm="keeps")
 
 
-# --- one formula for all that are along one direction -------------------------------------------------------------
+# --- the form that all share --------------------------------------------------------------------------------------
 
 
-@given(streams, st.sampled_from(["add", "ablate", "clamp", "set", "affine"]), st.floats(-2, 2))
-def test_the_shared_formula_is_the_reference_implementation(h, kind, scale):
+@given(streams, st.floats(-20, 20))
+def test_terms_equal_each_operators_definition(h, value):
+    p, u = h @ V.unit, V.unit
     r = SteeringVector.from_tensor(torch.tensor([5.0, -2.0]), layer=1)
-    edit = {
-        "add": sl.add(V, coef=1.5),
-        "ablate": sl.ablate(V),
-        "clamp": sl.clamp(V, -3.0, 8.0),
-        "set": sl.set(V, 4.0),
-        "affine": sl.set(V, 4.0, reference=r),
-    }[kind].scaled(scale)
-    a, g, lo, hi, s = edit.formula()
-    projection = h @ V.unit
-    formula = s * (a + g * (projection.clamp(lo, hi) - projection))[..., None] * V.unit
-    torch.testing.assert_close(formula, edit.delta(h).expand_as(h), atol=1e-4, rtol=1e-4)
+    expected = [
+        (sl.add(V, coef=value), (value * V.values).expand_as(h)),
+        (sl.ablate(V), -p[:, None] * u),
+        (sl.clamp(V, -3.0, 8.0), (p.clamp(-3.0, 8.0) - p)[:, None] * u),
+        (sl.set(V, value), (value - p)[:, None] * u),
+        (sl.set(V, value, reference=r), (value + r.values @ u - p)[:, None] * u),
+    ]
+    for edit, change in expected:
+        torch.testing.assert_close(edit.delta(h).expand_as(h), change, atol=1e-3, rtol=1e-4)
+        summed = sum(term(h) for term in edit.terms()) + torch.zeros_like(h)
+        torch.testing.assert_close(summed, change, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [
+        (Gate(3.0), [3, 3, 3, 3]),
+        (Gate(slope=2.0), [-4, 0, 2, 10]),
+        (Gate(gain=1.0, lo=0.0), [0, 0, 1, 5]),
+        (Gate(gain=1.0, lo=0.0, hi=2.0, slope=-1.0), [2, 0, 0, -3]),
+        (Gate(8.0, slope=-1.0, threshold=0.5), [0, 0, 7, 3]),
+    ],
+    ids=["constant", "linear", "relu", "clamp", "only where active"],
+)
+def test_gates_by_hand(gate, expected):
+    assert gate(torch.tensor([-2.0, 0.0, 1.0, 5.0])).tolist() == expected
+    assert gate.is_constant == (expected[0] == 3)
+
+
+def test_a_term_reads_along_one_direction_and_writes_along_another():
+    # z = 1·2 + 3·1 − 1 = 4, relu(4)·(0, 2) = (0, 8); z = −5: nothing
+    term = Term(torch.tensor([0.0, 2.0]), Gate(gain=1.0, lo=0.0), torch.tensor([2.0, 1.0]), bias=-1.0)
+    assert term(torch.tensor([[1.0, 3.0], [-2.0, 0.0]])).tolist() == [[0, 8], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Gate(slope=math.nan), "slope of a gate is a number"),
+        (lambda: Gate(math.inf), "amount of a gate is a number"),
+        (lambda: Gate(gain=1.0, lo=2.0, hi=1.0), "lo ≤ hi"),
+        (lambda: Term(V.unit, Gate(slope=1.0)), "give it a direction"),
+        (lambda: Term(V.unit, Gate(1.0), bias=math.nan), "bias of a term"),
+    ],
+)
+def test_forms_that_mean_nothing_are_refused(make, words):
+    with pytest.raises(PlanError, match=words):
+        make()
+
+
+class Own(Operator):
+    """States what `made` is as its terms."""
+
+    unit = "coef"
+
+    def __init__(self, made):
+        self.made = made
+
+    def terms(self, along):
+        return self.made(along)
+
+    def to_json(self):
+        return {"kind": "own"}
+
+
+def test_an_operator_of_ones_own_needs_its_terms_only():
+    edit = Edit(Own(lambda along: (Term(along.unit, Gate(slope=-2.0), along.unit),)), V, sl.where.all())
+    h = torch.tensor([[10.0, 0.0]])
+    assert edit.operator.has_formula
+    torch.testing.assert_close(edit.delta(h), 2 * sl.ablate(V).delta(h))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda along: (), "one or more Terms"),
+        (lambda along: Term(along.unit, Gate(1.0)), "one or more Terms"),
+        (lambda along: (Term(torch.ones(3), Gate(1.0)),), r"shape \[3\]; the stream has \[2\]"),
+    ],
+)
+def test_terms_of_another_kind_are_refused(made, words):
+    with pytest.raises(PlanError, match=words):
+        Edit(Own(made), V, sl.where.all()).delta(torch.ones(1, 2))
 
 
 def test_a_strength_without_its_unit_is_refused_with_both_names():

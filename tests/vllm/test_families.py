@@ -3,6 +3,8 @@
 Llama is in the other tests.
 """
 
+import itertools
+
 import pytest
 import torch
 from transformers import (
@@ -19,6 +21,8 @@ from transformers import (
 )
 
 import steerlab as sl
+from steerlab.core.hook_points import HookPoint
+from steerlab.engines.vllm.wire.config import SITES
 from tests.tiny_models import save_tiny
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -72,14 +76,15 @@ def test_edits_and_readings_equal_the_reference(family, tmp_path, start):
     path = save_tiny(AutoModelForCausalLM.from_config, config, tmp_path / family, context=128, **values)
     v = sl.SteeringVector.from_tensor(torch.randn(128, generator=torch.Generator().manual_seed(1)), layer=1)
     u = sl.SteeringVector.from_tensor(torch.randn(128, generator=torch.Generator().manual_seed(2)), layer=2)
-    plan = sl.Plan(sl.add(v, coef=3.0), sl.ablate(u, where=sl.where.all()))
+    inside = [sl.SteeringVector(v.values, HookPoint(1, site)) for site in ("attn_out", "resid_mid", "mlp_out")]
+    plan = sl.Plan(sl.add(v, coef=3.0), sl.ablate(u, where=sl.where.all()), *(sl.add(x, coef=0.5) for x in inside))
     greedy = {"policy": sl.SamplingPolicy.greedy(), "max_new_tokens": 12}
     with sl.load(path, device="cpu") as lens:
         theirs = [lens.generate(PROMPTS, plan=p, engine="bridge", **greedy) for p in (None, plan)]
-        read = lens.capture(PROMPTS, layers=[0, 1, 2], plan=plan)
-    with start(path, layers="all") as engine:
+        read = {site: lens.capture(PROMPTS, layers=[0, 1, 2], plan=plan, site=site) for site in SITES}
+    with start(path, layers="all", sites=SITES) as engine:
         ours = [engine.generate(PROMPTS, plan=p, **greedy) for p in (None, plan)]
-        mine = engine.capture(PROMPTS, layers=[0, 1, 2], plan=plan)
+        mine = {site: engine.capture(PROMPTS, layers=[0, 1, 2], plan=plan, site=site) for site in SITES}
         scored = [
             engine.score([list(ids) for ids in rows.prompt_token_ids], [[row.token_ids] for row in rows], plan=p)
             for rows, p in zip(ours, (None, plan), strict=True)
@@ -90,5 +95,5 @@ def test_edits_and_readings_equal_the_reference(family, tmp_path, start):
         assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=2e-3)
     for a, b in zip([*ours[0], *ours[1]], [*scored[0], *scored[1]], strict=True):
         assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=2e-4)
-    for layer in range(3):
-        torch.testing.assert_close(mine[layer], read[layer], atol=5e-3, rtol=1e-3)
+    for site, layer in itertools.product(SITES, range(3)):
+        torch.testing.assert_close(mine[site][layer], read[site][layer], atol=5e-3, rtol=1e-3)

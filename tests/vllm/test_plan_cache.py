@@ -6,7 +6,8 @@ from steerlab.engines.vllm.client.plan_cache import PlanCache
 
 
 def plans(*names):
-    return {name: SimpleNamespace(units=np.zeros((1, 25), dtype=np.float32)) for name in names}
+    tables = SimpleNamespace(vectors=np.zeros((1, 25), dtype=np.float32))
+    return {name: SimpleNamespace(tables=tables) for name in names}
 
 
 def test_plans_travel_once():

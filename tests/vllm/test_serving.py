@@ -409,7 +409,7 @@ REFUSED = {
     "positions that are none": (edits({**NORTH, "where": {"kind": "nowhere"}}), "Not a description of positions"),
     "positions with more": (edits({**NORTH, "where": {"kind": "all", "but": 3}}), "more than positions can"),
     "positions far out": (edits({**NORTH, "where": {"kind": "mask", "rows": [[10**15]]}}), "beyond the context"),
-    "too many directions": (edits(NORTH, NORTH, NORTH), "max_directions=3"),
+    "too many edits": (edits(*[NORTH] * 5), "max_directions=3"),
     "no edits": (edits(), "leave `steering` out"),
     "a list": ([NORTH], "must be an object"),
     "text": ("north", "must be an object"),

@@ -30,6 +30,7 @@ from steerlab.engines.vllm.server.validation import explain
 from steerlab.engines.vllm.server.workers import ReplyCollector, SharedPlans, Workers
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.packets import pack, unpack
+from steerlab.engines.vllm.wire.plan_tables import AMOUNT
 from steerlab.models import resolve
 
 INFO = ModelInfo("tiny", None, "0123", "none", 4, 128, 384, 512, "float32")
@@ -157,7 +158,7 @@ def test_a_dose_needs_the_median_norm_of_this_model(folder, vector):
     with pytest.raises(InputError, match="send coef instead of dose"):
         maker.make({"edits": [{"vector": "nameless", "dose": 1.0}]})
     ready = maker.make({"edits": [{"vector": "south", "dose": 2.0}]})
-    assert ready.compiled.params[0, 0] == pytest.approx(6.0)
+    assert ready.compiled.tables.terms[0, AMOUNT] == pytest.approx(6.0)
 
 
 def test_a_field_that_comes_again_is_not_made_again(maker):

@@ -36,12 +36,12 @@ def state():
     from steerlab.engines.vllm.worker.steering_state import SteeringState
 
     tables = Tables.make(
-        CONFIG, n_layers=2, n_slots=4, n_tokens=32, d_model=WIDTH, dtype=torch.float32, device=torch.device("cpu")
+        CONFIG, n_points=2, n_slots=4, n_tokens=32, d_model=WIDTH, dtype=torch.float32, device=torch.device("cpu")
     )
-    made = SteeringState(CONFIG, tables, [1, 3])
+    made = SteeringState(CONFIG, tables, [0, 2])
     for name, plan in PLANS.items():
         compiled = compile_plan(plan, CONFIG)
-        made.hold(name, compiled.layers, compiled.places, compiled.groups, compiled.units, compiled.params)
+        made.hold(name, compiled.tables)
     return made
 
 
@@ -50,8 +50,7 @@ def run(state, *rows):
     state.begin(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
     hidden = torch.zeros(2, sum(length for _, _, length in rows), WIDTH)
     for layer in range(2):
-        of = state.tables.of_layer(layer)
-        edit_rows(hidden[layer], None, *(getattr(of, name) for name in of.__dataclass_fields__))
+        edit_rows(hidden[layer], None, *state.tables.of_point(layer))
     return hidden
 
 

@@ -1,19 +1,14 @@
 """Compiled decoding: the unhooked model's one-token pass as one fused program, on a GPU replayed as a CUDA graph.
 
 Everything the pass needs lies in buffers at fixed places: token ids, positions, mask, key-value cache, and for every
-edit its direction, parameters and position mask. Changing the plan changes the buffers' contents, not the program, so a
-sweep over doses or vectors compiles once. All operators share one formula,
-
-    x ← x + s·[a + g·(clip(u·x, lo, hi) − u·x)]·u,
-
-with which `add` has a = its length and g = 0, `ablate` g = 1 and lo = hi = 0, `clamp` g = 1 and its bounds, `set` g = 1
-and lo = hi = its target. Other edits are refused by name.
+edit the directions and gates of its terms and its factor at each row's position. Changing the plan changes the buffers'
+contents, not the program, so a sweep over doses or vectors compiles once. Operators without terms are refused by name.
 """
 
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -33,6 +28,7 @@ from steerlab.runtime.capturing import plan_hooks
 from steerlab.runtime.hooks import install_input_hook, install_output_hook
 from steerlab.runtime.model_state import remembered
 from steerlab.runtime.step import Step, running
+from steerlab.steering.operators.edit import Edit, norm_kept
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
@@ -43,44 +39,66 @@ _KEPT_PROGRAMS = 8
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """What a compiled program is made for; anything else is data."""
+    """What a compiled program is made for, with the terms of each edit at each hook point; anything else is data."""
 
     n_rows: int
     capacity: int
-    edited: tuple[tuple[HookPoint, int], ...]
+    edited: tuple[tuple[HookPoint, tuple[int, ...]], ...]
 
 
 class EditBuffers:
-    """Directions, parameters and masks of the edits at one hook point.
+    """Terms and factors of the edits at one hook point.
 
     Args:
-        n_edits: how many.
+        n_terms: how many each edit has.
         n_rows: rows of the batch.
         d_model: width of the stream.
         device: where the layer lies.
     """
 
-    def __init__(self, n_edits: int, n_rows: int, d_model: int, device: torch.device) -> None:
-        self.unit = torch.zeros(n_edits, d_model, device=device)
-        self.parameters = torch.zeros(n_edits, 5, device=device)
+    def __init__(self, n_terms: Sequence[int], n_rows: int, d_model: int, device: torch.device) -> None:
+        n_edits, self.n_terms = len(n_terms), n_terms
+        self.reads = torch.zeros(sum(n_terms), d_model, device=device)
+        self.writes = torch.zeros(sum(n_terms), d_model, device=device)
+        self.gates = torch.zeros(sum(n_terms), 7, device=device)
+        self.keeps = torch.zeros(n_edits, dtype=torch.bool, device=device)
         self.mask = torch.zeros(n_edits, n_rows, dtype=torch.bool, device=device)
+        self.factors = torch.zeros(n_edits, n_rows, device=device)
         self.edited = torch.zeros(n_edits, n_rows, dtype=torch.long, device=device)
         self.changes = torch.zeros(n_edits, n_rows, device=device)
 
+    def fill(self, edits: Sequence[Edit]) -> None:
+        """Writes a plan's edits at this hook point into the buffers."""
+        terms = [term for edit in edits for term in edit.terms()]
+        for k, term in enumerate(terms):
+            self.reads[k] = 0.0 if term.read is None else term.read
+            self.writes[k] = term.write
+            self.gates[k] = torch.tensor([*astuple(term.gate), term.bias])
+        self.keeps.copy_(torch.tensor([edit.norm is not None for edit in edits]))
+        self.edited.zero_()
+        self.changes.zero_()
+
     def __call__(self, h: Tensor) -> Tensor:
         """The stream [rows, 1, d_model] after these edits, each seeing the one before; counts what it did."""
-        for k in range(self.unit.shape[0]):
-            unit, mask = self.unit[k], self.mask[k][:, None, None]
-            size, gain, low, high, scale = self.parameters[k].unbind()
-            wide = h.to(torch.float32)
-            projection = (wide @ unit)[..., None]
-            clipped = torch.minimum(torch.maximum(projection, low), high)
-            amount = scale * (size + gain * (clipped - projection))
-            delta = torch.where(mask, amount * unit, 0.0)
+        first = 0
+        for k, count in enumerate(self.n_terms):
+            wide, mask = h.to(torch.float32), self.mask[k][:, None, None]
+            delta = torch.zeros_like(wide)
+            for term in range(first, first + count):
+                delta = delta + self._gated(term, wide)[..., None] * self.writes[term]
+            delta = self.factors[k][:, None, None] * delta
+            delta = torch.where(mask, torch.where(self.keeps[k], norm_kept(wide, delta), delta), 0.0)
             self.edited[k].add_(self.mask[k])
             self.changes[k].add_((delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(1e-30))[:, 0])
             h = torch.where(mask, h + delta.to(h.dtype), h)
+            first += count
         return h
+
+    def _gated(self, term: int, wide: Tensor) -> Tensor:
+        amount, gain, low, high, slope, threshold, bias = self.gates[term].unbind()
+        z = wide @ self.reads[term] + bias
+        value = amount + slope * z + gain * torch.minimum(torch.maximum(z, low), high)
+        return torch.where(z > threshold, value, 0.0)
 
 
 class Program:
@@ -103,7 +121,7 @@ class Program:
         self.counts = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
         self.mask = torch.zeros(key.n_rows, key.capacity, dtype=torch.long, device=self.device)
         self.buffers = {
-            point: EditBuffers(n_edits, key.n_rows, bridge.cfg.d_model, self.device) for point, n_edits in key.edited
+            point: EditBuffers(n_terms, key.n_rows, bridge.cfg.d_model, self.device) for point, n_terms in key.edited
         }
         for point, buffers in self.buffers.items():
             name = find_hook_point(bridge, point.name).name
@@ -163,7 +181,7 @@ class CompiledRows:
         max_new_tokens: tokens that may follow.
 
     Raises:
-        InputError: for an operator the formula does not cover, a cache that is not plain, or several devices.
+        InputError: for an operator without terms, a cache that is not plain, or several devices.
     """
 
     can_narrow = False
@@ -173,7 +191,9 @@ class CompiledRows:
         self.prompt_lens = list(prompt_lens)
         needed = max(prompt_lens) + max_new_tokens
         capacity = -(-needed // CAPACITY_STEP) * CAPACITY_STEP
-        points = tuple((point, len(_edits_at(run, point))) for point in run.hook_points)
+        points = tuple(
+            (point, tuple(len(edit.terms()) for _, edit in _edits_at(run, point))) for point in run.plan.hook_points
+        )
         self.program = _program(bridge, ProgramKey(len(self.prompt_lens), capacity, points))
         self.program.user = weakref.ref(self)  # rows know the bridge, and programs outlive it otherwise
         self.device = self.program.device
@@ -183,11 +203,7 @@ class CompiledRows:
 
     def _load_plan(self) -> None:
         for point, buffers in self.program.buffers.items():
-            for k, (_, edit) in enumerate(_edits_at(self.run, point)):
-                buffers.unit[k] = edit.vector.unit.to(self.device)
-                buffers.parameters[k] = torch.tensor(edit.formula(), device=self.device)
-            buffers.edited.zero_()
-            buffers.changes.zero_()
+            buffers.fill([edit for _, edit in _edits_at(self.run, point)])
 
     def extend(self, ids: Tensor, valid: Tensor, *, keep: int = 0) -> Tensor:
         """Runs the prompts, left-padded; once, before any step."""
@@ -231,7 +247,9 @@ class CompiledRows:
             rows = self.run.with_marks(ran)
             for point, buffers in program.buffers.items():
                 for k, (_, edit) in enumerate(_edits_at(self.run, point)):
-                    buffers.mask[k] = edit.where.resolve(rows)[:, 0]
+                    buffers.mask[k] = self.run.selects(edit, rows)[:, 0]
+                    factors = edit.factors(rows)
+                    buffers.factors[k] = edit.scale if factors is None else edit.scale * factors[:, 0]
         logits = program.step()
         program.counts += 1
         return logits
@@ -258,9 +276,9 @@ def why_not_compiled(bridge: Any, plan: Plan) -> str | None:
     cache = StaticCache(config=model.config.get_text_config(), max_cache_len=CAPACITY_STEP)
     if any(type(layer) is not StaticLayer for layer in cache.layers):
         return "The model has sliding-window layers."
-    reason = next((edit.no_formula_because for edit in plan if edit.no_formula_because), None)
-    if reason is not None:
-        return f"Compiled edits share one formula, and {reason}."
+    without = next((edit.operator for edit in plan if not edit.operator.has_formula), None)
+    if without is not None:
+        return f"Compiled edits share one form, and {without} states no terms."
     if any(point.site == "resid_mid" for point in plan.hook_points):
         return "The plan edits resid_mid."
     return None

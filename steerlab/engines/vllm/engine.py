@@ -24,7 +24,7 @@ from steerlab.core.text import Boundary, PromptLike
 from steerlab.display import Piece, Shown
 from steerlab.engines.vllm.client.build_receipts import receipts_of
 from steerlab.engines.vllm.client.capturing import CaptureCall
-from steerlab.engines.vllm.client.compiled_plan import wired_layer
+from steerlab.engines.vllm.client.compiled_plan import wired_point
 from steerlab.engines.vllm.client.connection import Connection
 from steerlab.engines.vllm.client.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_config, read_tokenizer
@@ -35,7 +35,7 @@ from steerlab.engines.vllm.client.run_requests import run_requests
 from steerlab.engines.vllm.client.sampling import check_policy
 from steerlab.engines.vllm.client.scoring import Measures, check_measures, measured_of, score_requests, shared
 from steerlab.engines.vllm.patches.versions import require_vllm
-from steerlab.engines.vllm.wire.config import SteeringConfig
+from steerlab.engines.vllm.wire.config import SteeringConfig, sites_in_order
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
 from steerlab.runtime.encoding import Encoder, Pair
@@ -67,11 +67,13 @@ class VLLMEngine(Shown):
         model: an alias, a model directory or a hub id, as in `steerlab.load`.
         layers: layers to wire: "all", an index or several; negative ones count from the end. Only these can be edited
             or read (and, as resid_pre, the layer after each).
-        max_directions: edits that one plan may have at one layer.
+        max_directions: directions that one plan may have at one hook point; edits, and terms of them, may be twice as
+            many.
         max_runs: separate runs of positions that one edit may act on.
         capture_tokens: positions that one forward pass may read; 0 switches `capture` and doses off.
         score_bytes: working memory for scoring that each device reserves, whatever the length of a prompt; 0 switches
             `score`, `measure` and the log q of sampled tokens off.
+        sites: where in these layers: of `attn_out`, `resid_mid`, `mlp_out` and `resid_post`.
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: groups of GPUs that share the layers.
         dtype: of weights and activations; by default the weights' own, but half precision for float32 weights, as in
@@ -101,6 +103,7 @@ class VLLMEngine(Shown):
         max_runs: int = 8,
         capture_tokens: int = 2048,
         score_bytes: int = 1 << 29,
+        sites: "str | list[str] | tuple[str, ...]" = ("resid_post",),
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         dtype: Any = None,
@@ -117,7 +120,9 @@ class VLLMEngine(Shown):
         found = resolve(model, revision=revision)
         hf_config = read_config(found.path)
         wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
-        self.config = SteeringConfig(tuple(wired), max_directions, max_runs, capture_tokens, score_bytes)
+        self.config = SteeringConfig(
+            tuple(wired), max_directions, max_runs, capture_tokens, score_bytes, sites_in_order(sites)
+        )
         self.tokenizer: Any = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
         self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
         self._eos_ids = eos_token_ids(self.tokenizer, hf_config, found.path)
@@ -362,7 +367,7 @@ class VLLMEngine(Shown):
         Args:
             prompts: strings, chat messages or token ids.
             layers: "all", an index, or several; each must be wired.
-            site: `resid_post`, or `resid_pre` of a layer after a wired one.
+            site: one that is wired, or `resid_pre` of a layer after one with a wired `resid_post`.
             where: the positions; all by default.
             pool: `mean` or `last` over a prompt's positions, or None to keep each.
             plan: a plan, None, or a list with one per prompt.
@@ -391,7 +396,7 @@ class VLLMEngine(Shown):
         points = [HookPoint(layer, check_site(site)) for layer in resolve_layers(layers, self.info.n_layers)]
         call = CaptureCall(
             layers=[point.layer for point in points],
-            wired=[wired_layer(point, self.config) for point in points],
+            wired=[wired_point(point, self.config) for point in points],
             site=site,
             where=as_where(where, all_positions()),
             pool=check_pool(pool),

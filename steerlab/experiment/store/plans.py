@@ -27,11 +27,11 @@ def check_wired(session: Session, plan: Plan) -> None:
         PlanError: if it cannot; says which `layers` to start with.
     """
     if session.backend == "vllm" and session.loaded:
-        from steerlab.engines.vllm.client.compiled_plan import wired_layer
+        from steerlab.engines.vllm.client.compiled_plan import wired_point
 
         engine: Any = session.engine
         for point in plan.hook_points:
-            wired_layer(point, engine.config)
+            wired_point(point, engine.config)
 
 
 def stored_plan(session: Session, stored: StoredCell) -> Plan | None:

@@ -1,8 +1,8 @@
 """Operators: the maps h → h + Δ(h) that an edit applies to the residual stream.
 
 Each computes Δ in float32 from the stream at one hook point; `u` is the vector's unit direction. `scaled(k)` of a plan
-multiplies Δ by k for every operator, so that scale 0 is always the unsteered model. The formulas are in the classes:
-`translation.Add`, `projection.Ablate`, `Clamp` and `Set`, `rotation.Rotate`.
+multiplies Δ by k for every operator, so that scale 0 is always the unsteered model. `form` says what they have in
+common, the classes what each one is.
 
 Strength comes in two units. A **coefficient** is raw: `add` adds coef·v, and bounds and targets are values of the
 projection u·h. A **dose** is measured in median norms of the stream at that hook point (on the shipped reference text,
@@ -24,6 +24,7 @@ from steerlab.steering.operators._rotate import Rotate, rotate
 from steerlab.steering.operators._set import Set, set
 from steerlab.steering.operators.base import Direction, Operator, Unit
 from steerlab.steering.operators.edit import Edit, Norm
+from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.operators.registry import SHIPPED_OPERATORS, operator_from_json, register_operator
 
 SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate)
@@ -34,10 +35,12 @@ __all__ = [
     "Clamp",
     "Direction",
     "Edit",
+    "Gate",
     "Norm",
     "Operator",
     "Rotate",
     "Set",
+    "Term",
     "Unit",
     "ablate",
     "add",

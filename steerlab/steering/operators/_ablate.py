@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
 from typing_extensions import override
 
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.hook_points import HookPoint
 from steerlab.steering.operators.base import Direction, Operator, Unit
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
+from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.where import WhereLike
@@ -29,12 +28,8 @@ class Ablate(Operator):
     unit: Unit = "coef"
 
     @override
-    def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
-        return -(h @ along.unit)[..., None] * along.unit
-
-    @override
-    def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        return (0.0, 1.0, 0.0, 0.0)
+    def terms(self, along: Direction) -> tuple[Term, ...]:
+        return (Term(along.unit, Gate(slope=-1.0), along.unit),)
 
     @override
     def to_json(self) -> dict[str, Any]:

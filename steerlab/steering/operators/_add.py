@@ -1,6 +1,5 @@
 """The operator that adds a vector."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from steerlab.core.numbers import Number
 from steerlab.steering.checks import check_unit, finite, strength
 from steerlab.steering.operators.base import Direction, Operator, Unit
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
+from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.where import WhereLike
@@ -38,19 +38,15 @@ class Add(Operator):
         object.__setattr__(self, "amount", finite(self.amount, self.unit))
 
     @override
-    def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
-        return self.constant(along).expand_as(h)
+    def terms(self, along: Direction) -> tuple[Term, ...]:
+        length = along.median_norm if self.unit == "dose" else float(along.values.double().norm())
+        return (Term(along.unit, Gate(self.amount * length)),)
 
     @override
     def constant(self, along: Direction) -> Float[Tensor, " d_model"]:
         if self.unit == "coef":
             return self.amount * along.values
         return self.amount * along.median_norm * along.unit
-
-    @override
-    def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        length = along.median_norm if self.unit == "dose" else float(along.values.double().norm())
-        return (self.amount * length, 0.0, -math.inf, math.inf)
 
     @override
     def to_json(self) -> dict[str, Any]:

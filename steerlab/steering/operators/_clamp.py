@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
 from typing_extensions import override
 
 from steerlab.core.arguments import explains_arguments
@@ -16,6 +14,7 @@ from steerlab.core.numbers import Number, as_number
 from steerlab.steering.checks import check_unit, finite
 from steerlab.steering.operators.base import Direction, Operator, Unit, factor_of
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
+from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.where import WhereLike
@@ -41,15 +40,10 @@ class Clamp(Operator):
             raise PlanError(f"clamp needs lo ≤ hi, got lo={self.lo!r} and hi={self.hi!r}.")
 
     @override
-    def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
+    def terms(self, along: Direction) -> tuple[Term, ...]:
         factor = factor_of(self.unit, along)
-        projection = h @ along.unit
-        return (projection.clamp(self.lo * factor, self.hi * factor) - projection)[..., None] * along.unit
-
-    @override
-    def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        factor = factor_of(self.unit, along)
-        return (0.0, 1.0, self.lo * factor, self.hi * factor)
+        gate = Gate(gain=1.0, lo=self.lo * factor, hi=self.hi * factor, slope=-1.0)
+        return (Term(along.unit, gate, along.unit),)
 
     @override
     def to_json(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from steerlab.core.numbers import Number
 from steerlab.steering.checks import finite
 from steerlab.steering.operators.base import Direction, Operator, Unit
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
+from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.positions.schedule import Schedule
@@ -54,11 +55,6 @@ class Rotate(Operator):
 
     @property
     @override
-    def has_formula(self) -> bool:
-        return False
-
-    @property
-    @override
     def others(self) -> Mapping[str, SteeringVector]:
         return {"toward": self.toward}
 
@@ -72,11 +68,10 @@ class Rotate(Operator):
             raise PlanError("rotate needs a plane, and its two vectors are parallel; pass another `toward`.")
 
     @override
-    def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
+    def terms(self, along: Direction) -> tuple[Term, ...]:
         u, w = along.unit, second_axis(along.unit, along.others["toward"])
-        a, b = (h @ u)[..., None], (h @ w)[..., None]
-        cos, sin = math.cos(self.angle) - 1, math.sin(self.angle)
-        return (cos * a - sin * b) * u + (sin * a + cos * b) * w
+        cos, sin = Gate(slope=math.cos(self.angle) - 1), Gate(slope=math.sin(self.angle))
+        return (Term(u, cos, u), Term(u, Gate(slope=-sin.slope), w), Term(w, sin, u), Term(w, cos, w))
 
     @override
     def to_json(self) -> dict[str, Any]:

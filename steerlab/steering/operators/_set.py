@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
 from typing_extensions import override
 
 from steerlab.core.arguments import explains_arguments
@@ -15,6 +13,7 @@ from steerlab.core.numbers import Number
 from steerlab.steering.checks import check_unit, finite, strength
 from steerlab.steering.operators.base import Direction, Operator, Unit, factor_of
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
+from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.positions.schedule import Schedule
@@ -55,19 +54,11 @@ class Set(Operator):
             )
 
     @override
-    def delta(self, h: Float[Tensor, "*batch d_model"], along: Direction) -> Float[Tensor, "*batch d_model"]:
-        return (self._target(along) - h @ along.unit)[..., None] * along.unit
-
-    @override
-    def formula(self, along: Direction) -> tuple[float, float, float, float]:
-        target = float(self._target(along))
-        return (0.0, 1.0, target, target)
-
-    def _target(self, along: Direction) -> Any:
-        wanted = self.value * factor_of(self.unit, along)
-        if self.reference is None:
-            return wanted
-        return wanted + along.others["reference"].double() @ along.unit.double()
+    def terms(self, along: Direction) -> tuple[Term, ...]:
+        target = self.value * factor_of(self.unit, along)
+        if self.reference is not None:
+            target += float(along.others["reference"].double() @ along.unit.double())
+        return (Term(along.unit, Gate(target, slope=-1.0), along.unit),)
 
     @override
     def to_json(self) -> dict[str, Any]:

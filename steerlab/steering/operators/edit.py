@@ -12,6 +12,7 @@ from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
 from steerlab.steering.checks import finite
 from steerlab.steering.operators.base import Direction, Operator
+from steerlab.steering.operators.form import Term
 from steerlab.steering.operators.registry import check_operator
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.positions.rows import RowPositions
@@ -85,14 +86,6 @@ class Edit:
         """Whether a strength is given as a dose."""
         return self.operator.unit == "dose"
 
-    @property
-    def no_formula_because(self) -> str | None:
-        """Why `formula` cannot say what the edit does; None if it can."""
-        if not self.operator.has_formula:
-            return f"{self.operator} cannot be written as it"
-        named = (("norm='keep'", self.norm), ("a schedule", self.schedule), ("a condition", self.when))
-        return next((f"{self.operator} has {name}" for name, value in named if value is not None), None)
-
     def scaled(self, factor: float) -> "Edit":
         """The same edit with Δ multiplied by `factor`."""
         return replace(self, scale=self.scale * factor)
@@ -108,10 +101,7 @@ class Edit:
 
     def selects(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         """Which of a pass's tokens it edits, its condition left aside."""
-        chosen = self.where.resolve(rows)
-        if self.schedule is None:
-            return chosen
-        return chosen & (self.schedule.factor(rows.generated_index) != 0)
+        return chosen(self.where, self.schedule, rows)
 
     def factors(self, rows: RowPositions) -> Float[Tensor, "batch pos"] | None:
         """The schedule's factor for each of a pass's tokens; None without a schedule."""
@@ -136,7 +126,7 @@ class Edit:
         change = self.scale * self._checked("delta", self.operator.delta(h, along or self.direction(h.device)), h.shape)
         if factors is not None:
             change = factors[..., None] * change
-        return change if self.norm is None else _norm_kept(h, change)
+        return change if self.norm is None else norm_kept(h, change)
 
     def constant_delta(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Scaled Δ [d_model] in a dtype, and its norm, if what is added does not depend on stream or position."""
@@ -150,16 +140,13 @@ class Edit:
             scaled = self.scale * constant
             return scaled.to(dtype), scaled.norm()
 
-    def formula(self) -> tuple[float, float, float, float, float]:
-        """(a, g, lo, hi, s): the operator's formula and the edit's scale; see `Operator.formula`.
+    def terms(self) -> tuple[Term, ...]:
+        """The summands of its operator's Δ on the CPU, its own scale and options left aside; see `operators.form`.
 
         Raises:
-            PlanError: for an edit that the formula cannot express; names why.
+            PlanError: for an operator that is not of this form.
         """
-        reason = self.no_formula_because
-        if reason is not None:
-            raise PlanError(f"This engine carries out edits of one shared formula only, and {reason}.")
-        return (*self.operator.formula(self.direction(torch.device("cpu"))), self.scale)
+        return self.direction(torch.device("cpu")).terms_of(self.operator)
 
     def _checked(self, method: str, found: object, wanted: torch.Size) -> Tensor:
         """What a method of the operator gave, if it is a tensor that broadcasts to a shape."""
@@ -208,6 +195,12 @@ class Edit:
         return "; ".join([f"{self.operator}{times} at {self.hook_point.name}, {self.where}", *options])
 
 
+def chosen(where: Where, schedule: Schedule | None, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
+    """Which of a pass's tokens are in a set and have a factor other than 0."""
+    mask = where.resolve(rows)
+    return mask if schedule is None else mask & (schedule.factor(rows.generated_index) != 0)
+
+
 def edit_along(
     operator: Operator,
     vector: SteeringVector,
@@ -229,7 +222,7 @@ def edit_along(
     return Edit(operator, vector, as_where(where, default()), norm=norm, schedule=schedule, when=when)
 
 
-def _norm_kept(h: Tensor, change: Tensor) -> Tensor:
+def norm_kept(h: Tensor, change: Tensor) -> Tensor:
     """The change that gives h + change the norm of h; where nothing is left, there is nothing to rescale."""
     edited = h + change
     before = torch.linalg.vector_norm(h, dim=-1, keepdim=True)

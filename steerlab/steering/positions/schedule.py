@@ -12,12 +12,13 @@ Examples:
     'linear(1, 0, over=10)'
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import override
 
@@ -26,21 +27,38 @@ from steerlab.core.numbers import Integer, Number, check_integer, plain
 from steerlab.steering.checks import finite
 
 
+class Curve(NamedTuple):
+    """The factor wherever a schedule acts: [start + (end − start)·min(j / over, 1)] · 0.5^(j / half_life)."""
+
+    start: float = 1.0
+    end: float = 1.0
+    over: float = 1.0
+    half_life: float = math.inf
+
+
 class Schedule(ABC):
     """A factor on Δ over generated positions. Build it with this module's functions."""
 
+    @property
+    def curve(self) -> Curve:
+        """What every engine computes the factor from."""
+        return Curve()
+
     def factor(self, index: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
         """The factor at each generated index; negative indices (the prompt) count as 0."""
-        return self._factor(index.clamp_min(0).to(torch.float32))
+        j, curve = index.clamp_min(0).to(torch.float32), self.curve
+        share = (j / curve.over).clamp_max(1.0)
+        value = (curve.start * (1 - share) + curve.end * share) * torch.exp2(-j / curve.half_life)
+        return torch.where(self._acts(j), value, 0.0)
 
     @property
     def peak(self) -> float:
         """The largest absolute factor."""
-        return 1.0
+        return max(abs(self.curve.start), abs(self.curve.end))
 
-    @abstractmethod
-    def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
-        """The factor at indices ≥ 0."""
+    def _acts(self, index: Float[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
+        """Where the factor may be other than 0."""
+        return torch.ones_like(index, dtype=torch.bool)
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -58,12 +76,8 @@ class Constant(Schedule):
 
     @property
     @override
-    def peak(self) -> float:
-        return abs(self.value)
-
-    @override
-    def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
-        return torch.full_like(index, self.value)
+    def curve(self) -> Curve:
+        return Curve(self.value, self.value)
 
     @override
     def to_json(self) -> dict[str, Any]:
@@ -88,13 +102,8 @@ class Linear(Schedule):
 
     @property
     @override
-    def peak(self) -> float:
-        return max(abs(self.start), abs(self.end))
-
-    @override
-    def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
-        share = (index / self.over).clamp_max(1.0)
-        return self.start * (1 - share) + self.end * share
+    def curve(self) -> Curve:
+        return Curve(self.start, self.end, self.over)
 
     @override
     def to_json(self) -> dict[str, Any]:
@@ -115,9 +124,10 @@ class Decay(Schedule):
         if self.half_life <= 0:
             raise PlanError(f"decay takes a half_life > 0, in tokens, got {self.half_life!r}.")
 
+    @property
     @override
-    def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
-        return torch.exp2(-index / self.half_life)
+    def curve(self) -> Curve:
+        return Curve(half_life=self.half_life)
 
     @override
     def to_json(self) -> dict[str, Any]:
@@ -142,9 +152,9 @@ class Window(Schedule):
                 raise PlanError(f"window(after={self.after}, until={self.until}) is empty; until must exceed after.")
 
     @override
-    def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
+    def _acts(self, index: Float[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
         inside = index >= self.after
-        return (inside if self.until is None else inside & (index < self.until)).to(index.dtype)
+        return inside if self.until is None else inside & (index < self.until)
 
     @override
     def to_json(self) -> dict[str, Any]:

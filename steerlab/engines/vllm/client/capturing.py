@@ -28,7 +28,7 @@ class CaptureCall:
 
     Attributes:
         layers: what the caller calls them.
-        wired: the wired layer behind each.
+        wired: the wired hook point behind each.
         site: the site they are read at.
         where: the positions.
         pool: `mean`, `last` or None.

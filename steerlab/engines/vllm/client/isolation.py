@@ -50,7 +50,8 @@ def isolation_prompt(cache_config: Any, info: ModelInfo) -> tuple[int, ...] | No
 
 def idle_plan(config: SteeringConfig, info: ModelInfo) -> Plan:
     """A plan whose edits, at all positions, change nothing."""
-    direction = SteeringVector.from_tensor(torch.eye(1, info.d_model)[0], layer=config.layers[0])
+    point = config.points[0]
+    direction = SteeringVector.from_tensor(torch.eye(1, info.d_model)[0], layer=point.layer, site=point.site)
     return Plan(ablate(direction, where=where.all())).scaled(0.0)
 
 

@@ -11,7 +11,7 @@ BUDGET = 1 << 29
 
 def n_bytes(plan: CompiledPlan) -> int:
     """The memory that a plan's vectors take."""
-    return plan.units.nbytes
+    return plan.tables.vectors.nbytes
 
 
 class PlanCache:

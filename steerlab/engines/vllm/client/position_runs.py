@@ -6,15 +6,39 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
+from torch import Tensor
 
 from steerlab.core.errors import PlanError
 from steerlab.engines.vllm.wire.runs import Runs, runs_of
+from steerlab.steering.operators.edit import chosen
 from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.sets import Ids, Marked, Where
 
 KEPT_RUNS = 1024
 """Sets of positions that are kept, the longest unused dropped first."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The positions that an edit acts on: those of its set at which its schedule is not 0.
+
+    Attributes:
+        where: the set.
+        schedule: the schedule.
+    """
+
+    where: Where
+    schedule: Schedule | None = None
+
+    def resolve(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
+        """Which tokens belong to them."""
+        return chosen(self.where, self.schedule, rows)
+
+    def __str__(self) -> str:
+        return str(self.where)
 
 
 @dataclass(frozen=True)
@@ -34,50 +58,50 @@ class Row:
     content: PromptContent
 
 
-def resolve(wheres: Sequence[Where], row: Row, max_runs: int) -> tuple[Runs, ...]:
-    """The positions of each set in a row.
+def resolve(selections: Sequence[Selection], row: Row, max_runs: int) -> tuple[Runs, ...]:
+    """The positions of each selection in a row.
 
     Raises:
         PlanError: if positions depend on tokens that are not generated yet, or fall into more runs than there is room
             for.
     """
-    if any(isinstance(leaf, Ids | Marked) for where in wheres for leaf in where.leaves()):
-        found = _found(wheres, row)
+    if any(isinstance(leaf, Ids | Marked) for one in selections for leaf in one.where.leaves()):
+        found = _found(selections, row)
     else:
-        found = _alike(tuple(wheres), row.prompt_len, row.length)
-    for where, runs in zip(wheres, found, strict=True):
+        found = _alike(tuple(selections), row.prompt_len, row.length)
+    for selection, runs in zip(selections, found, strict=True):
         if len(runs) > max_runs:
             raise PlanError(
-                f"{where} selects {len(runs)} separate runs of positions in prompt {row.content.index}; this engine "
-                f"was started with max_runs={max_runs}. Start it with max_runs={len(runs)}."
+                f"{selection} selects {len(runs)} separate runs of positions in prompt {row.content.index}; this "
+                f"engine was started with max_runs={max_runs}. Start it with max_runs={len(runs)}."
             )
     return found
 
 
 @lru_cache(maxsize=KEPT_RUNS)
-def _alike(wheres: tuple[Where, ...], prompt_len: int, length: int) -> tuple[Runs, ...]:
+def _alike(selections: tuple[Selection, ...], prompt_len: int, length: int) -> tuple[Runs, ...]:
     """Without a look at tokens and texts, rows of one length are alike."""
     rows = RowPositions.of_rows([length], [prompt_len])
-    return tuple(runs_of(where.resolve(rows)[0].numpy()) for where in wheres)
+    return tuple(runs_of(selection.resolve(rows)[0].numpy()) for selection in selections)
 
 
-def _found(wheres: Sequence[Where], row: Row) -> tuple[Runs, ...]:
-    marks = marks_for(wheres, [row.content])
+def _found(selections: Sequence[Selection], row: Row) -> tuple[Runs, ...]:
+    marks = marks_for([selection.where for selection in selections], [row.content])
     found = []
-    for where in wheres:
-        masks = [_mask(where, row, marks, filler) for filler in _fillers(where, row)]
+    for selection in selections:
+        masks = [_mask(selection, row, marks, filler) for filler in _fillers(selection.where, row)]
         if any(not np.array_equal(mask, masks[0]) for mask in masks[1:]):
             raise PlanError(
-                f"{where} depends on tokens that are still to be generated, which this engine cannot look at before "
-                "they run; restrict it to the prompt, e.g. `... & sl.where.prompt()`."
+                f"{selection} depends on tokens that are still to be generated, which this engine cannot look at "
+                "before they run; restrict it to the prompt, e.g. `... & sl.where.prompt()`."
             )
         found.append(runs_of(masks[0]))
     return tuple(found)
 
 
-def _mask(where: Where, row: Row, marks: Any, filler: int) -> np.ndarray:
+def _mask(selection: Selection, row: Row, marks: Any, filler: int) -> np.ndarray:
     ids = [*row.token_ids, *[filler] * (row.length - len(row.token_ids))][: row.length]
-    return where.resolve(RowPositions.of_tokens([ids], [row.prompt_len], marks))[0].numpy()
+    return selection.resolve(RowPositions.of_tokens([ids], [row.prompt_len], marks))[0].numpy()
 
 
 def _fillers(where: Where, row: Row) -> list[int]:
@@ -91,4 +115,4 @@ def _fillers(where: Where, row: Row) -> list[int]:
 def positions_of(where: Where, row: Row) -> Runs:
     """The positions of one set in a row whose tokens are all known, in any number of runs."""
     marks = marks_for([where], [row.content])
-    return runs_of(_mask(where, row, marks, 0))
+    return runs_of(_mask(Selection(where), row, marks, 0))

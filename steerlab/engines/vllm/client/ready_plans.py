@@ -88,4 +88,4 @@ class Planner:
         """
         if compiled is None:
             return ()
-        return resolve(compiled.wheres, row, self.config.max_runs)
+        return resolve(compiled.selections, row, self.config.max_runs)

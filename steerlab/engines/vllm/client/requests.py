@@ -26,7 +26,7 @@ class Request:
     Attributes:
         prompt_index: the caller's prompt.
         row_index: its place in the call's result.
-        first_ids: what is submitted.
+        first_ids: what is submitted: a prompt, after which every token counts as generated.
         arguments: of vLLM's SamplingParams.
         assigned: the plan as assigned to the prompt; None if nothing is steered in this call.
         compiled: the plan in the operator's terms; None without edits.
@@ -73,7 +73,8 @@ class Request:
         if not self.has_work:
             return None
         plan = None if self.compiled is None else self.compiled.fingerprint
-        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix, group)
+        origin = len(self.first_ids) if self.compiled is not None and self.compiled.counts_generated else None
+        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix, group, origin)
 
     def prompt(self) -> dict[str, Any]:
         """As vLLM takes a prompt."""
@@ -90,7 +91,7 @@ class Outcome:
         ran: runs of positions that went through the model.
         tally: per edit of the plan, tokens edited and summed ‖Δx‖/‖x‖.
         read: positions that were read, in order.
-        streams: per layer, their activations, float32 [positions, d_model].
+        streams: per wired hook point, their activations, float32 [positions, d_model].
         at: which predictions were measured, each once and in order: tokens of its `score`, or for log q the positions.
         measured: per quantity with one value a prediction, those values, float32 [quantities, predictions].
         distribution: log-distributions of these predictions, float32 [predictions, d_vocab], if asked for.

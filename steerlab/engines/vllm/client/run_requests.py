@@ -150,13 +150,12 @@ def _send_plans(connection: Connection, plans: Mapping[str, CompiledPlan]) -> No
         raise
 
 
-def plans_message(plans: Mapping[str, CompiledPlan]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the command `hold` takes: plans by fingerprint as a header and arrays."""
-    header = {
-        name: {"layers": plan.layers, "places": plan.places, "groups": plan.groups} for name, plan in plans.items()
-    }
-    arrays = {f"{name}.units": plan.units for name, plan in plans.items()}
-    return header, arrays | {f"{name}.params": plan.params for name, plan in plans.items()}
+def plans_message(plans: Mapping[str, CompiledPlan]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """What the command `hold` takes: the plans' fingerprints, and their tables."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, plan in plans.items():
+        arrays |= plan.tables.arrays(name)
+    return list(plans), arrays
 
 
 def _collect(
@@ -199,7 +198,7 @@ def _add(reply: WorkerReply, row: str, outcome: Outcome) -> None:
     outcome.read = reply.of("read", row).tolist()
     streams = reply.array("streams", row)
     if streams is not None:
-        outcome.streams |= dict(zip(reply.header["layers"], streams, strict=True))
+        outcome.streams |= dict(zip(reply.header["points"], streams, strict=True))
     at = reply.of("at", row)
     if len(at):  # of pipeline stages only the last one measures
         outcome.at, outcome.measured = at, reply.of("measured", row).reshape(-1, len(at))

@@ -24,9 +24,10 @@ def check_workers(workers: list[dict[str, Any]], config: SteeringConfig) -> list
     for worker in workers:
         if not worker["wired"]:
             raise HookPointError(worker["reason"] or NOT_LOADED)
-    missing = set(config.layers) - {layer for worker in workers for layer in worker["layers"]}
+    held = {point for worker in workers for point in worker["points"]}
+    missing = sorted({point.layer for index, point in enumerate(config.points) if index not in held})
     if missing:
-        raise HookPointError(f"No worker holds the layers {sorted(missing)}, so they cannot be wired.")
+        raise HookPointError(f"No worker holds the layers {missing}, so they cannot be wired.")
     _check_ranks_agree(workers)
     return workers
 

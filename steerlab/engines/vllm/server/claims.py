@@ -58,7 +58,9 @@ class Claim:
 
     def marked(self, params: Any) -> Any:
         """The sampling parameters with the plan and its positions in them."""
-        return with_spec(params, RequestSpec(self.key, self.ticket.compiled.fingerprint, self.groups))
+        spec = self.request(0).spec(self.key)
+        assert spec is not None  # it edits something
+        return with_spec(params, spec)
 
     def request(self, sample: int) -> Request:
         """A sample, as receipts are made of."""

@@ -6,6 +6,7 @@ submitted, and its engine client's `add_request_async`, which sees each of its s
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from steerlab.core.errors import InputError, PromptError, SteerlabError
@@ -122,7 +123,7 @@ class Gateway:
         spec = RequestSpec.of(params)
         if spec is not None:
             self._claims[spec.row].rows.append(request.request_id)
-            request.sampling_params = with_spec(params, RequestSpec(request.request_id, spec.plan, spec.groups))
+            request.sampling_params = with_spec(params, replace(spec, row=request.request_id))
         return await self._submit(request)
 
     async def _settle(self, claim: Claim, *, failed: bool = False) -> None:

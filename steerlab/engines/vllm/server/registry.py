@@ -8,7 +8,7 @@ from typing import Any
 
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, SteerlabError, VectorFileError
-from steerlab.engines.vllm.client.compiled_plan import wired_layer
+from steerlab.engines.vllm.client.compiled_plan import wired_point
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.steering.files import load_vectors
 from steerlab.steering.vectors import SteeringVector
@@ -126,7 +126,7 @@ def _obstacle(vector: SteeringVector, config: SteeringConfig, info: ModelInfo) -
         return f"it has {vector.d_model} values, the stream of {info.name} has {info.d_model}"
     try:
         vector.unit  # noqa: B018  a zero vector has none
-        wired_layer(vector.hook_point, config)
+        wired_point(vector.hook_point, config)
     except SteerlabError as error:
         return str(error)
     return None

@@ -6,15 +6,21 @@ shapes or another version of the operator is never loaded.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from steerlab.core.numbers import check_integer
+from steerlab.core.errors import HookPointError
+from steerlab.core.hook_points import HookPoint, check_site
+from steerlab.core.numbers import as_list, check_integer
 
 KEY = "steerlab"
 """Our entry in `additional_config` and in a request's `extra_args`."""
 
-OP_VERSION = 1
+OP_VERSION = 2
 """Changes whenever the operator's arguments or meaning change."""
+
+SITES = ("attn_out", "resid_mid", "mlp_out", "resid_post")
+"""The sites that can be wired, in the order in which a layer reaches them."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +28,12 @@ class SteeringConfig:
     """What is wired into a model.
 
     Attributes:
-        layers: layers after which the stream can be edited and read.
-        max_directions: directions that one request may have at one layer.
+        layers: layers in which the stream can be edited and read.
+        max_directions: directions that one request may have at one hook point; twice as many edits, and terms of them.
         max_runs: runs of consecutive positions that one edit may act on.
         capture_tokens: positions that one forward pass may read; 0 wires no reading.
         score_bytes: working memory for scoring, reserved on each device; 0 wires no scoring.
+        sites: where in these layers.
         op_version: the operator's version.
     """
 
@@ -35,22 +42,50 @@ class SteeringConfig:
     max_runs: int = 8
     capture_tokens: int = 2048
     score_bytes: int = 1 << 29
+    sites: tuple[str, ...] = ("resid_post",)
     op_version: int = OP_VERSION
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(sorted(self.layers)))
+        object.__setattr__(self, "sites", sites_in_order(self.sites))
         for name, least in (("max_directions", 1), ("max_runs", 1), ("capture_tokens", 0), ("score_bytes", 0)):
             object.__setattr__(self, name, check_integer(getattr(self, name), name, least=least))
 
+    @cached_property
+    def points(self) -> tuple[HookPoint, ...]:
+        """The wired hook points, in the order in which a pass reaches them."""
+        return tuple(HookPoint(layer, site) for layer in self.layers for site in self.sites)
+
+    @property
+    def max_edits(self) -> int:
+        """Edits, and terms of them, that one request may have at one hook point."""
+        return 2 * self.max_directions
+
     def to_json(self) -> dict[str, Any]:
         """As `additional_config` carries it."""
-        return {**asdict(self), "layers": list(self.layers)}
+        return {**asdict(self), "layers": list(self.layers), "sites": list(self.sites)}
 
     @classmethod
     def of(cls, vllm_config: Any) -> "SteeringConfig | None":
         """What a vLLM configuration asks for; None if it asks for no steering."""
         found = vllm_config.additional_config[KEY] if is_ours(vllm_config) else None
         return None if found is None else cls(**{**found, "layers": tuple(found["layers"])})
+
+
+def sites_in_order(sites: Any) -> tuple[str, ...]:
+    """The sites to wire, in the order in which a layer reaches them.
+
+    Raises:
+        HookPointError: for none, or one that cannot be wired.
+    """
+    given = [sites] if isinstance(sites, str) else as_list(sites)
+    wanted = {check_site(site) for site in given or ()}
+    if not wanted or "resid_pre" in wanted:
+        raise HookPointError(
+            f"sites names one or more of {', '.join(SITES)}; got {sites!r}. resid_pre of a layer is resid_post of the "
+            "one before."
+        )
+    return tuple(site for site in SITES if site in wanted)
 
 
 def is_ours(vllm_config: Any) -> bool:

@@ -75,6 +75,7 @@ class RequestSpec:
         draw: whether log q of every sampled token is wanted.
         prefix: names requests that begin with the same tokens and edits, and how many; None if there are no others.
         group: names requests of which none runs before all have arrived; None if it need not wait.
+        origin: the position of the first generated token; None if nothing depends on it.
     """
 
     row: str
@@ -85,6 +86,7 @@ class RequestSpec:
     draw: bool = False
     prefix: SharedPrefix | None = None
     group: Group | None = None
+    origin: int | None = None
 
     def to_args(self) -> dict[str, Any]:
         """As `extra_args`."""
@@ -102,6 +104,8 @@ class RequestSpec:
             body["prefix"] = self.prefix
         if self.group is not None:
             body["group"] = self.group
+        if self.origin is not None:
+            body["origin"] = self.origin
         return {KEY: json.dumps(body)}
 
     @classmethod
@@ -116,7 +120,10 @@ class RequestSpec:
         if not self.groups:
             return None
         inside = [clip(runs, start, stop) for runs in self.groups]
-        return f"{self.plan}:{inside}" if any(inside) else None
+        if not any(inside):
+            return None
+        counted = "" if self.origin is None or stop <= self.origin else f":{self.origin}"  # in a prompt all are alike
+        return f"{self.plan}:{inside}{counted}"
 
 
 def _are_bounds(bounds: Any) -> bool:
@@ -149,12 +156,13 @@ def _read(text: str) -> RequestSpec | None:
             "draw" in body,
             tuple(body["prefix"]) if "prefix" in body else None,
             tuple(body["group"]) if "group" in body else None,
+            body.get("origin"),
         )
     except (InputError, PolicyError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix", "group"}
+_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix", "group", "origin"}
 
 
 def _are_sound(body: Mapping[str, Any]) -> bool:
@@ -164,5 +172,7 @@ def _are_sound(body: Mapping[str, Any]) -> bool:
     if body.get("draw", True) is not True or not all(map(_are_bounds, (*body["groups"], body["read"]))):
         return False
     if any([type(part) for part in body[name]] != [str, int] for name in ("prefix", "group") if name in body):
+        return False
+    if type(body.get("origin", 0)) is not int:
         return False
     return "score" not in body or (type(body["score"]["start"]) is int and type(body["score"]["n_first"]) is int)

@@ -34,8 +34,8 @@ class WorkerReply:
     """One worker's answer.
 
     Args:
-        header: `rows` in order, `problems` by row, the worker's `layers`, and its ranks `tp` and `pp`.
-        arrays: what `join_rows` gives; under `streams.` and a row its activations, float32 [layers, positions,
+        header: `rows` in order, `problems` by row, the worker's `points`, and its ranks `tp` and `pp`.
+        arrays: what `join_rows` gives; under `streams.` and a row its activations, float32 [points, positions,
             d_model]; under `distribution.` and a row its log-distributions, float32 [predictions, d_vocab].
     """
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from steerlab.engines.vllm.wire.packets import pack, unpack
+from steerlab.engines.vllm.wire.plan_tables import PlanTables
 from steerlab.engines.vllm.wire.worker_reply import join_rows
 from steerlab.engines.vllm.worker.request_record import RequestRecord, gathered, gathered_distribution
 from steerlab.engines.vllm.worker.wiring import ATTRIBUTE, Wired
@@ -25,7 +26,7 @@ def _describe(worker: Any, wired: Wired | str | None) -> dict[str, Any]:
         return {"wired": False, "reason": wired or ""}
     return {
         "wired": True,
-        "layers": wired.state.layers,
+        "points": wired.state.points,
         "rule": wired.probed.rule,
         "digest": wired.probed.digest,
         "runner": wired.runner,
@@ -41,10 +42,8 @@ def _ranks() -> dict[str, int]:
 
 
 def _hold(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:
-    for name, plan in header.items():
-        wired.state.hold(
-            name, plan["layers"], plan["places"], plan["groups"], arrays[f"{name}.units"], arrays[f"{name}.params"]
-        )
+    for name in header:
+        wired.state.hold(name, PlanTables.of_arrays(name, arrays))
     return b""
 
 
@@ -61,7 +60,7 @@ def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray
     streams = _streams(records) if ranks["tp"] == 0 else {}
     about = {"problems": {row: record.problem for row, record in records.items() if record.problem}}
     return pack(
-        {"rows": list(records), **about, "layers": wired.state.layers, **ranks},
+        {"rows": list(records), **about, "points": wired.state.points, **ranks},
         _by_row(wired, records) | streams | (_distributions(records) if ranks["tp"] == 0 else {}),
     )
 
@@ -90,7 +89,7 @@ def _by_row(wired: Wired, records: dict[str, RequestRecord]) -> dict[str, np.nda
 
 
 def _streams(records: dict[str, RequestRecord]) -> dict[str, np.ndarray]:
-    """Activations that were read, by row: float32 [layers, positions, d_model]."""
+    """Activations that were read, by row: float32 [hook points, positions, d_model]."""
     return {
         f"streams.{row}": torch.cat([part for _, part in record.read], dim=1).to("cpu", torch.float32).numpy()
         for row, record in records.items()

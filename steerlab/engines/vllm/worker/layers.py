@@ -1,5 +1,6 @@
 """A vLLM model's decoder layers, and the stream that each puts out."""
 
+from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -7,13 +8,12 @@ from torch import Tensor, nn
 
 from steerlab.core.errors import HookPointError
 from steerlab.engines.vllm.worker import op as op
-from steerlab.engines.vllm.worker.tables import LayerTables
+from steerlab.engines.vllm.worker.sublayers import Place, hook
+from steerlab.engines.vllm.worker.tables import PointTables
 
 StreamRule: TypeAlias = Literal["single", "sum", "first"]
 """How a layer's output holds the stream: one tensor; (hidden, residual) that add up to it; or a tuple whose first
 element is it."""
-
-_BUFFERS = ("tokens", "counts", "runs", "units", "params", "tallies", "readings")
 
 
 def find_layers(model: nn.Module, n_layers: int) -> list[nn.Module | None]:
@@ -52,24 +52,29 @@ def stream_parts(output: Any, rule: StreamRule) -> tuple[Tensor, Tensor | None]:
     return output[0], (output[1] if rule == "sum" else None)
 
 
-def attach(layer: nn.Module, tables: LayerTables, rule: StreamRule) -> None:
-    """Puts the operator after a layer. Must happen before the model is compiled: later hooks never fire there."""
-    for name in _BUFFERS:
-        layer.register_buffer(f"steerlab_{name}", getattr(tables, name), persistent=False)
+def attach(layer: nn.Module, site: str, tables: PointTables, where: "StreamRule | Place") -> None:
+    """Puts the operator at a site of a layer. Must happen before the model is compiled: later hooks never fire there.
 
-    def edit(module: Any, _: Any, output: Any) -> Any:
-        hidden, residual = stream_parts(output, rule)
-        torch.ops.steerlab.edit(
-            hidden,
-            residual,
-            module.steerlab_tokens,
-            module.steerlab_counts,
-            module.steerlab_runs,
-            module.steerlab_units,
-            module.steerlab_params,
-            module.steerlab_tallies,
-            module.steerlab_readings,
-        )
+    Args:
+        layer: the layer.
+        site: which site.
+        tables: what the operator takes there.
+        where: the place, if it is inside the layer; else how the layer's output holds the stream.
+    """
+    module = layer.get_submodule(where.part) if isinstance(where, Place) else layer
+    names = [f"steerlab_{site}_{part.name}" for part in fields(PointTables)]
+    for name, table in zip(names, tables, strict=True):
+        module.register_buffer(name, table, persistent=False)
+
+    def edit(module: Any, hidden: Tensor, residual: Tensor | None) -> None:
+        torch.ops.steerlab.edit(hidden, residual, *[getattr(module, name) for name in names])
+
+    if isinstance(where, Place):
+        hook(layer, where, edit)
+        return
+
+    def after(module: Any, _: Any, output: Any) -> Any:
+        edit(module, *stream_parts(output, where))
         return output
 
-    layer.register_forward_hook(edit)
+    layer.register_forward_hook(after)

@@ -1,4 +1,4 @@
-"""The custom operator `steerlab::edit`, one call per wired layer: opaque to the compiler, kept inside CUDA graphs.
+"""The custom operator `steerlab::edit`, one call per wired hook point: opaque to the compiler, kept inside CUDA graphs.
 
 It changes `hidden` in place. It also counts into `tallies` and reads into `readings`, which nothing else in the graph
 touches; these are not declared as mutated, because the compiler would then copy whole buffers around every call.
@@ -10,8 +10,8 @@ from torch import Tensor
 from steerlab.engines.vllm.worker.op_torch import edit_rows
 
 _SCHEMA = (
-    "edit(Tensor(a!) hidden, Tensor? residual, Tensor tokens, Tensor counts, Tensor runs, Tensor units, "
-    "Tensor params, Tensor tallies, Tensor readings) -> ()"
+    "edit(Tensor(a!) hidden, Tensor? residual, Tensor tokens, Tensor origins, Tensor counts, Tensor runs, "
+    "Tensor edits, Tensor terms, Tensor vectors, Tensor tallies, Tensor readings) -> ()"
 )
 _LIBRARY = torch.library.Library("steerlab", "FRAGMENT")
 

@@ -4,45 +4,34 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steerlab.engines.vllm.worker.tables import POSITION, READ, SLOT
+from steerlab.engines.vllm.wire import plan_tables as column
+from steerlab.engines.vllm.worker.tables import POSITION, READ, SLOT, PointTables
+from steerlab.steering.operators.edit import norm_kept
 
 _TINY = torch.finfo(torch.float32).tiny
 
 
 def edit_rows(
-    hidden: Float[Tensor, "*tokens d_model"],
-    residual: Float[Tensor, "*tokens d_model"] | None,
-    tokens: Int[Tensor, "capacity 3"],
-    counts: Int[Tensor, " slots"],
-    runs: Int[Tensor, "slots directions runs 2"],
-    units: Float[Tensor, "slots directions d_model"],
-    params: Float[Tensor, "slots directions 5"],
-    tallies: Float[Tensor, "slots directions 2"],
-    readings: Float[Tensor, "reads d_model"],
+    hidden: Float[Tensor, "*tokens d_model"], residual: Float[Tensor, "*tokens d_model"] | None, *tables: Tensor
 ) -> None:
     """Edits the stream hidden + residual by changing `hidden`, in float32, and reads what is asked for after it.
 
     Args:
-        hidden: the layer's first output; changed in place.
+        hidden: the tensor that is changed, in place.
         residual: what the stream consists of beside it; None if `hidden` is the stream.
-        tokens: see `Tables`, as the others.
-        counts: see `Tables`.
-        runs: see `Tables`.
-        units: see `Tables`.
-        params: see `Tables`.
-        tallies: see `Tables`; counted up in place.
-        readings: see `Tables`; written in place.
+        tables: those of `PointTables`, in order; tallies are counted up and readings written in place.
     """
+    of = PointTables(*tables)
     flat = hidden.view(-1, hidden.shape[-1])
     rest = None if residual is None else residual.reshape(-1, hidden.shape[-1])
-    table = tokens[: flat.shape[0]]
+    table = of.tokens[: flat.shape[0]]
     edited = (table[:, SLOT] >= 0).nonzero()[:, 0]
     if len(edited):
-        delta = _delta(_stream(flat, rest, edited), table[edited], counts, runs, units, params, tallies)
+        delta = _delta(_stream(flat, rest, edited), table[edited], of)
         flat[edited] = (flat[edited].to(torch.float32) + delta).to(flat.dtype)
     read = (table[:, READ] >= 0).nonzero()[:, 0]
     if len(read):
-        readings[table[read, READ].long()] = _stream(flat, rest, read)
+        of.readings[table[read, READ].long()] = _stream(flat, rest, read)
 
 
 def _stream(flat: Tensor, rest: Tensor | None, chosen: Tensor) -> Tensor:
@@ -51,29 +40,57 @@ def _stream(flat: Tensor, rest: Tensor | None, chosen: Tensor) -> Tensor:
 
 
 def _delta(
-    stream: Float[Tensor, "chosen d_model"],
-    table: Int[Tensor, "chosen 3"],
-    counts: Tensor,
-    runs: Tensor,
-    units: Tensor,
-    params: Tensor,
-    tallies: Tensor,
+    stream: Float[Tensor, "chosen d_model"], table: Int[Tensor, "chosen 3"], of: PointTables
 ) -> Float[Tensor, "chosen d_model"]:
     x = stream.to(torch.float32)
     start = x.clone()
     slots, positions = table[:, SLOT].long(), table[:, POSITION]
-    for k in range(units.shape[1]):
-        on = (counts[slots] > k) & _inside(runs[slots, k], positions)
+    for k in range(of.edits.shape[1]):
+        on = (of.counts[slots] > k) & _inside(of.runs[slots, k], positions)
         if not bool(on.any()):
             continue
-        place, unit = slots[on], units[slots[on], k]
-        a, g, lo, hi, scale = params[place, k].unbind(dim=-1)
-        projection = (x[on] * unit).sum(dim=-1)
-        size = scale * (a + g * (torch.minimum(torch.maximum(projection, lo), hi) - projection))
-        change = size.abs() / x[on].norm(dim=-1).clamp_min(_TINY)
-        tallies[:, k].index_add_(0, place, torch.stack([torch.ones_like(change), change], dim=-1))
-        x[on] += size[:, None] * unit
+        place = slots[on]
+        settings = of.edits[place, k]
+        generated = (positions[on] - of.origins[place]).clamp_min(0)
+        change = _factor(settings, generated)[:, None] * _summed(x[on], place, settings, of)
+        keeps = settings[:, column.KEEP, None] > 0
+        change = torch.where(keeps, norm_kept(x[on], change), change)
+        relative = change.norm(dim=-1) / x[on].norm(dim=-1).clamp_min(_TINY)
+        of.tallies[:, k].index_add_(0, place, torch.stack([torch.ones_like(relative), relative], dim=-1))
+        x[on] += change
     return x - start
+
+
+def _factor(settings: Float[Tensor, "chosen 8"], generated: Int[Tensor, " chosen"]) -> Float[Tensor, " chosen"]:
+    """Scale times schedule, at the index of each token among the generated ones."""
+    j = generated.to(torch.float32)
+    share = (j / settings[:, column.OVER]).clamp_max(1.0)
+    line = settings[:, column.START] * (1 - share) + settings[:, column.END] * share
+    return settings[:, column.SCALE] * line * torch.exp2(-j / settings[:, column.HALF_LIFE])
+
+
+def _summed(
+    x: Float[Tensor, "chosen d_model"], place: Int[Tensor, " chosen"], settings: Tensor, of: PointTables
+) -> Float[Tensor, "chosen d_model"]:
+    """The sum of one edit's terms for each token; tokens of several slots have edits of their own."""
+    total = torch.zeros_like(x)
+    first, count = settings[:, column.FIRST].long(), settings[:, column.COUNT].long()
+    for term in range(int(count.max())):
+        on = count > term
+        slots = place[on]
+        row = of.terms[slots, first[on] + term]
+        value = _gated(x[on], slots, row, of)
+        total[on] += value[:, None] * of.vectors[slots, row[:, column.WRITE].long()]
+    return total
+
+
+def _gated(x: Tensor, slots: Tensor, row: Float[Tensor, "chosen 9"], of: PointTables) -> Float[Tensor, " chosen"]:
+    """The gate of one term for each token."""
+    _, _, amount, gain, lo, hi, slope, threshold, bias = row.unbind(dim=-1)
+    reads = row[:, column.READ].long()
+    z = (x * of.vectors[slots, reads.clamp_min(0)]).sum(dim=-1) + bias
+    value = amount + slope * z + gain * torch.minimum(torch.maximum(z, lo), hi)
+    return torch.where(reads < 0, amount, torch.where(z > threshold, value, 0.0))
 
 
 def _inside(runs: Int[Tensor, "chosen runs 2"], positions: Int[Tensor, " chosen"]) -> Bool[Tensor, " chosen"]:

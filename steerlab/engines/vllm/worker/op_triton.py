@@ -1,4 +1,4 @@
-"""The operator as a Triton kernel: one program per token, a loop over its directions, float32 throughout.
+"""The operator as a Triton kernel: one program per token, a loop over its edits, float32 throughout.
 
 A program whose token is neither edited nor read loads two numbers and ends. Nothing is read back to the host, and all
 pointers are persistent buffers, so the launch can be part of a CUDA graph.
@@ -8,23 +8,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from steerlab.engines.vllm.worker.tables import PointTables
 
-# No argument may be called `params`: Triton's generated launcher has a variable of that name.
+
+# No argument may be called `params`: Triton's generated launcher has a variable of that name. The widths of `edits` (8)
+# and `terms` (9), and their columns, are those of `wire.plan_tables`.
 @triton.jit
 def _edit_kernel(
     hidden,
     residual,
     tokens,
+    origins,
     counts,
     runs,
-    units,
-    settings,
+    edits,
+    terms,
+    vectors,
     tallies,
     readings,
     hidden_stride,
     residual_stride,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    EDITS: tl.constexpr,
     DIRECTIONS: tl.constexpr,
     RUNS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -44,27 +50,45 @@ def _edit_kernel(
         start = (own + rest).to(raw.dtype).to(tl.float32)  # the stream as the model would round it
         x = start
         place = tl.maximum(slot, 0).to(tl.int64)
+        generated = tl.maximum(position - tl.load(origins + place), 0).to(tl.float32)
         count = tl.where(slot >= 0, tl.load(counts + place), 0)
         for k in range(count):
-            row = place * DIRECTIONS + k
+            row = place * EDITS + k
             acts = position < 0  # never: no run covers it yet
             for run in tl.static_range(RUNS):  # pyright: ignore[reportGeneralTypeIssues]
                 first = tl.load(runs + (row * RUNS + run) * 2)
                 last = tl.load(runs + (row * RUNS + run) * 2 + 1)
                 acts = acts | ((first <= position) & (position < last))
             if acts:
-                unit = tl.load(units + row * D + columns, mask=inside, other=0.0)
-                a = tl.load(settings + row * 5)
-                g = tl.load(settings + row * 5 + 1)
-                lo = tl.load(settings + row * 5 + 2)
-                hi = tl.load(settings + row * 5 + 3)
-                scale = tl.load(settings + row * 5 + 4)
-                projection = tl.sum(x * unit, axis=0)
+                settings = edits + row * 8
+                delta = tl.zeros_like(x)
+                first_term = tl.load(settings).to(tl.int32)
+                for index in range(first_term, first_term + tl.load(settings + 1).to(tl.int32)):
+                    term = terms + (place * EDITS + index) * 9
+                    reads = tl.load(term).to(tl.int32)
+                    writes = tl.load(term + 1).to(tl.int32)
+                    value = tl.load(term + 2)
+                    if reads >= 0:
+                        along = tl.load(vectors + (place * DIRECTIONS + reads) * D + columns, mask=inside, other=0.0)
+                        z = tl.sum(x * along, axis=0) + tl.load(term + 8)
+                        clipped = tl.minimum(tl.maximum(z, tl.load(term + 4)), tl.load(term + 5))
+                        value = value + tl.load(term + 6) * z + tl.load(term + 3) * clipped
+                        value = tl.where(z > tl.load(term + 7), value, 0.0)
+                    along = tl.load(vectors + (place * DIRECTIONS + writes) * D + columns, mask=inside, other=0.0)
+                    delta = delta + value * along
+                share = tl.minimum(generated / tl.load(settings + 6), 1.0)
+                line = tl.load(settings + 4) * (1.0 - share) + tl.load(settings + 5) * share
+                factor = tl.load(settings + 3) * line * tl.exp2(-generated / tl.load(settings + 7))
+                delta = factor * delta
                 norm = tl.sqrt(tl.sum(x * x, axis=0))
-                size = scale * (a + g * (tl.minimum(tl.maximum(projection, lo), hi) - projection))
+                if tl.load(settings + 2) > 0:
+                    whole = x + delta
+                    after = tl.sqrt(tl.sum(whole * whole, axis=0))
+                    delta = whole * tl.where(after > 0, norm / after, 1.0) - x
+                size = tl.sqrt(tl.sum(delta * delta, axis=0))
                 tl.atomic_add(tallies + row * 2, 1.0)
-                tl.atomic_add(tallies + row * 2 + 1, tl.abs(size) / tl.maximum(norm, 1.1754944e-38))
-                x = x + size * unit
+                tl.atomic_add(tallies + row * 2 + 1, size / tl.maximum(norm, 1.1754944e-38))
+                x = x + delta
         changed = (own + (x - start)).to(raw.dtype)
         if slot >= 0:
             tl.store(hidden + token * hidden_stride + columns, changed, mask=inside)
@@ -73,18 +97,9 @@ def _edit_kernel(
             tl.store(readings + read.to(tl.int64) * D + columns, result, mask=inside)
 
 
-def launch(
-    hidden: Tensor,
-    residual: Tensor | None,
-    tokens: Tensor,
-    counts: Tensor,
-    runs: Tensor,
-    units: Tensor,
-    settings: Tensor,
-    tallies: Tensor,
-    readings: Tensor,
-) -> None:
+def launch(hidden: Tensor, residual: Tensor | None, *tables: Tensor) -> None:
     """Runs the kernel on the tokens of a pass; see `op_torch.edit_rows` for the meaning."""
+    of = PointTables(*tables)
     width = hidden.shape[-1]
     flat = hidden.view(-1, width)
     rest = flat if residual is None else residual.view(-1, width)
@@ -92,19 +107,22 @@ def launch(
     _edit_kernel[(flat.shape[0],)](
         flat,
         rest,
-        tokens,
-        counts,
-        runs,
-        units,
-        settings,
-        tallies,
-        readings,
+        of.tokens,
+        of.origins,
+        of.counts,
+        of.runs,
+        of.edits,
+        of.terms,
+        of.vectors,
+        of.tallies,
+        of.readings,
         flat.stride(0),
         rest.stride(0),
         D=width,
         BLOCK=block,
-        DIRECTIONS=units.shape[1],
-        RUNS=runs.shape[2],
+        EDITS=of.edits.shape[1],
+        DIRECTIONS=of.vectors.shape[1],
+        RUNS=of.runs.shape[2],
         HAS_RESIDUAL=residual is not None,
         num_warps=4 if block <= 4096 else 8,  # pyright: ignore[reportCallIssue]
     )

@@ -7,7 +7,7 @@ wrong tensor would go unnoticed.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from steerlab.core.errors import HookPointError
+from steerlab.core.hook_points import HookPoint
 from steerlab.engines.vllm.worker.layers import StreamRule, stream_parts
+from steerlab.engines.vllm.worker.sublayers import (
+    PartsSeen,
+    Place,
+    Places,
+    find_places,
+    hook,
+    is_stream,
+    output_of,
+    refused,
+)
 
 N_TOKENS = 8
+_STEP = 0.75
+"""What is added to find out whether a place belongs to the stream."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
@@ -29,10 +42,12 @@ class Probed:
     Attributes:
         rule: how a layer's output holds the stream.
         digest: mean absolute value of the stream after each layer of this rank; equal on tensor-parallel ranks.
+        inside: by layer, where the sites inside it are.
     """
 
     rule: StreamRule
     digest: tuple[float, ...]
+    inside: Mapping[int, Places] = field(default_factory=dict)
 
 
 @dataclass
@@ -43,22 +58,67 @@ class _Seen:
     inputs: dict[int, list[Tensor]] = field(default_factory=dict)
     tails: list[tuple[nn.Module, Any]] = field(default_factory=list)
     result: Any = None
+    parts: dict[int, PartsSeen] = field(default_factory=dict)
 
 
-def probe(worker: Any, layers: Sequence[nn.Module | None]) -> Probed:
+def probe(worker: Any, layers: Sequence[nn.Module | None], wanted: Sequence[HookPoint] = ()) -> Probed:
     """The stream rule of a model that has just been loaded, checked on the way.
 
+    Args:
+        worker: whose model it is.
+        layers: its decoder layers.
+        wanted: hook points that will be wired; those inside layers are looked for.
+
     Raises:
-        HookPointError: if the stream cannot be identified.
+        HookPointError: if the stream, or a hook point that is wanted, cannot be identified.
     """
     model = worker.model_runner.get_model()
-    seen = _forward(worker, model, layers)
+    inner = [p for p in wanted if p.site != "resid_post" and layers[p.layer] is not None]
+    seen = _forward(worker, model, layers, {point.layer: {} for point in inner})
     family = type(model).__name__
     here = [index for index, layer in enumerate(layers) if layer is not None]
     rule = _rule_of(seen, here[-1], family)
     _check_handed_on(seen, here, rule, family)
     digest = tuple(float(_stream(seen.outputs[i], rule).float().abs().mean()) for i in here)
-    return Probed(rule, digest)
+    return Probed(rule, digest, _find_inside(worker, layers, seen, rule, inner) if inner else {})
+
+
+def _find_inside(
+    worker: Any, layers: Sequence[nn.Module | None], seen: _Seen, rule: StreamRule, wanted: Sequence[HookPoint]
+) -> dict[int, Places]:
+    """Where hook points inside layers are, checked by a second pass in which each of them is changed."""
+    model = worker.model_runner.get_model()
+    family = type(model).__name__
+    found = {
+        layer: find_places(seen.parts[layer], _before(seen, layer, rule), _after(seen, layer, rule), _same)
+        for layer in dict.fromkeys(point.layer for point in wanted)
+    }
+    places: dict[int, dict[str, Place]] = {layer: {} for layer in found}
+    for point in wanted:
+        if point.site not in found[point.layer]:
+            raise refused(family, point.layer, point.site)
+        places[point.layer][point.site] = found[point.layer][point.site]
+    moved = _forward(worker, model, layers, places)
+    for layer, chosen in places.items():
+        summands = [output_of(moved.parts[layer], found[layer][site]) for site in ("attn_out", "mlp_out")]
+        before, after = _before(moved, layer, rule), _after(moved, layer, rule)
+        expected = before + sum(part.reshape(before.shape) for part in summands) + len(chosen) * _STEP
+        if not _same(expected, after):
+            raise refused(family, layer, " or ".join(chosen))
+    return dict(places)
+
+
+def _before(seen: _Seen, layer: int, rule: StreamRule) -> Tensor:
+    """The stream before a layer."""
+    if layer - 1 in seen.outputs:
+        return _stream(seen.outputs[layer - 1], rule)
+    after = _after(seen, layer, rule)
+    given = [x for x in seen.inputs[layer] if is_stream(x) and x.numel() == after.numel()]
+    return sum(given[1:], given[0]).reshape(after.shape)
+
+
+def _after(seen: _Seen, layer: int, rule: StreamRule) -> Tensor:
+    return _stream(seen.outputs[layer], rule)
 
 
 def _rule_of(seen: _Seen, last: int, family: str) -> StreamRule:
@@ -93,7 +153,8 @@ def _check_handed_on(seen: _Seen, here: Sequence[int], rule: StreamRule, family:
             )
 
 
-def _forward(worker: Any, model: nn.Module, layers: Sequence[nn.Module | None]) -> _Seen:
+def _forward(worker: Any, model: nn.Module, layers: Sequence[nn.Module | None], inside: Mapping[int, Places]) -> _Seen:
+    """One pass; parts of the layers in `inside` are watched, and something is added at the places named there."""
     from vllm.config import set_current_vllm_config
     from vllm.forward_context import set_forward_context
 
@@ -102,6 +163,7 @@ def _forward(worker: Any, model: nn.Module, layers: Sequence[nn.Module | None]) 
     with (
         torch.inference_mode(),
         _watched(model, layers, seen),
+        _moved(layers, inside, seen),
         _made_up_attention(worker, model),
         set_current_vllm_config(worker.vllm_config),
         set_forward_context(None, worker.vllm_config, num_tokens=N_TOKENS, skip_compiled=True),
@@ -148,6 +210,27 @@ def _watched(model: nn.Module, layers: Sequence[nn.Module | None], seen: _Seen) 
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _moved(layers: Sequence[nn.Module | None], inside: Mapping[int, Places], seen: _Seen) -> Iterator[None]:
+    """Records what the parts of layers do, before something is added to it at some places."""
+    handles = []
+    try:
+        for index, places in inside.items():
+            layer = layers[index]
+            assert layer is not None
+            seen.parts[index] = PartsSeen()
+            handles += seen.parts[index].recorders(layer)
+            handles += [hook(layer, place, _step) for place in places.values()]
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _step(_: nn.Module, changed: Tensor, beside: Tensor | None) -> None:
+    changed.add_(_STEP)
 
 
 @contextmanager

@@ -89,8 +89,8 @@ class RequestRecord:
         spec: what it asked for.
         problem: why its edits could not be made, if so.
         ran: runs of positions that went through the model, in order; a position may occur twice.
-        tallies: copies of the slot's tallies, one per stay in a slot; [layers, directions, 2].
-        read: positions that were read, in order, and their streams [layers, positions, d_model].
+        tallies: copies of the slot's tallies, one per stay in a slot; [hook points, edits, 2].
+        read: positions that were read, in order, and their streams [hook points, positions, d_model].
         measured: what passes measured, in order; a position may occur twice.
         draws: log q of sampled tokens, in order.
     """

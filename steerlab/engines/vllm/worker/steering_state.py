@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from steerlab.engines.vllm.wire.config import SteeringConfig
+from steerlab.engines.vllm.wire.plan_tables import PlanTables, places_of
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
 from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in
 from steerlab.engines.vllm.worker.measuring import Measuring
@@ -21,27 +23,40 @@ _NO_EDITS = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.float32)
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Rows that a plan writes into one of the tables.
+
+    Attributes:
+        index: of each row among all of a request in slot 0, in the flattened table.
+        values: what is written.
+    """
+
+    index: np.ndarray
+    values: Any
+
+
+@dataclass(frozen=True)
 class RankPlan:
     """A compiled plan's part on this rank.
 
     Attributes:
-        rows: index of each edit's direction among all of a slot-0 request, in the flattened tables.
-        layers: per edit, which of this rank's layers it follows.
-        places: per edit, its place among the directions there.
-        edits: which of the plan's edits they are.
+        points: per edit, at which of this rank's hook points it acts.
+        places: its place among the edits there.
+        which: which of the plan's edits they are.
         groups: which of a request's positions each edit takes.
-        units: unit directions, on the host where a GPU can fetch them.
-        params: their parameters.
-        counts: directions per layer of this rank.
+        edits: rows of the table of edits; those of runs and tallies have the same index.
+        terms: rows of the table of terms.
+        vectors: rows of the table of directions, on the host where a GPU can fetch them.
+        counts: edits per hook point of this rank.
     """
 
-    rows: np.ndarray
-    layers: np.ndarray
+    points: np.ndarray
     places: np.ndarray
-    edits: np.ndarray
+    which: np.ndarray
     groups: np.ndarray
-    units: Tensor
-    params: np.ndarray
+    edits: Rows
+    terms: Rows
+    vectors: Rows
     counts: np.ndarray
 
 
@@ -51,14 +66,14 @@ class SteeringState:
     Args:
         config: what is wired.
         tables: the operator's buffers.
-        layers: the wired layers of this rank, in the order of the tables.
+        points: which of the wired hook points this rank holds, in the order of the tables.
         measuring: what is notified of each request and pass; None on a pipeline stage without the LM head.
     """
 
     def __init__(
-        self, config: SteeringConfig, tables: Tables, layers: Sequence[int], measuring: Measuring | None = None
+        self, config: SteeringConfig, tables: Tables, points: Sequence[int], measuring: Measuring | None = None
     ) -> None:
-        self.config, self.tables, self.layers, self.measuring = config, tables, list(layers), measuring
+        self.config, self.tables, self.points, self.measuring = config, tables, list(points), measuring
         n_slots = tables.counts.shape[1]
         self.plans: dict[str, RankPlan] = {}
         self.records: dict[str, RequestRecord] = {}
@@ -74,30 +89,32 @@ class SteeringState:
         self._last: tuple[np.ndarray, np.ndarray] | None = None  # slots and positions that the tables hold a token of
         self._pending: list[tuple[RequestRecord, list[int], int]] = []
 
-    def hold(
-        self,
-        name: str,
-        layers: Sequence[int],
-        places: Sequence[int],
-        groups: Sequence[int],
-        units: np.ndarray,
-        params: np.ndarray,
-    ) -> None:
+    def hold(self, name: str, plan: PlanTables) -> None:
         """Keeps a compiled plan, its edits on other ranks left out."""
-        mine = np.array([e for e, layer in enumerate(layers) if layer in self.layers], dtype=np.int64)
-        here = np.array([self.layers.index(layers[e]) for e in mine], dtype=np.int64)
-        where = np.asarray(places, dtype=np.int64)[mine]
-        _, n_slots, room, _ = self.tables.units.shape
+        mine, here = self._here(plan.points)
+        room, n_vectors = self.config.max_edits, self.config.max_directions
+        my_terms, term_points = self._here(plan.term_points)
+        my_vectors, vector_points = self._here(plan.vector_points)
+        vectors = _pinned(plan.vectors[my_vectors], self.tables.vectors.device)
         self.plans[name] = RankPlan(
-            rows=here * n_slots * room + where,
-            layers=here,
-            places=where,
-            edits=mine,
-            groups=np.asarray(groups, dtype=np.int64)[mine],
-            units=_pinned(units[mine], self.tables.units.device),
-            params=params[mine],
-            counts=np.bincount(here, minlength=len(self.layers)).astype(np.int32),
+            points=here,
+            places=plan.places[mine],
+            which=mine,
+            groups=plan.groups[mine],
+            edits=Rows(self._first_row(here, room) + plan.places[mine], plan.edits[mine]),
+            terms=Rows(self._first_row(term_points, room) + places_of(term_points), plan.terms[my_terms]),
+            vectors=Rows(self._first_row(vector_points, n_vectors) + places_of(vector_points), vectors),
+            counts=np.bincount(here, minlength=len(self.points)).astype(np.int32),
         )
+
+    def _here(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which entries are at hook points of this rank, and at which of them."""
+        mine = np.flatnonzero(np.isin(points, self.points))
+        return mine, np.array([self.points.index(point) for point in points[mine].tolist()], dtype=np.int64)
+
+    def _first_row(self, points: np.ndarray, room: int) -> np.ndarray:
+        """Index of the first row of slot 0 at some hook points, in a table with so much room for each."""
+        return points * self.tables.counts.shape[1] * room
 
     def enter(self, slot: int, spec: RequestSpec | None) -> None:
         """A request takes a slot; one that comes back after a preemption goes on with its record."""
@@ -116,7 +133,7 @@ class SteeringState:
         plan = self.plans.get(spec.plan)
         if plan is None:
             record.problem = f"its plan {spec.plan} is not held by this worker"
-        elif len(plan.rows):
+        elif len(plan.which):
             self._arriving[slot] = (plan, spec)
             self._is_edited[slot] = True
 
@@ -133,29 +150,32 @@ class SteeringState:
             self._departed.clear()
         if self._arriving:
             entering = [(slot, *what) for slot, what in self._arriving.items()]
-            largest = max(plan.units.nbytes for _, plan, _ in entering)
+            largest = max(plan.vectors.values.nbytes for _, plan, _ in entering)
             at_once = max(1, STAGED // largest)
             for start in range(0, len(entering), at_once):
                 self._fill(*zip(*entering[start : start + at_once], strict=True))
             self._arriving.clear()
 
     def _fill(self, slots: Sequence[int], plans: Sequence[RankPlan], specs: Sequence[RequestSpec]) -> None:
-        """Writes directions, parameters and positions of several requests into their slots."""
-        tables, device = self.tables, self.tables.units.device
-        room, width = tables.units.shape[2:]
-        rows = np.concatenate([plan.rows + slot * room for slot, plan in zip(slots, plans, strict=True)])
-        there = to_device(rows, device)
-        units = torch.empty((len(rows), width), dtype=torch.float32, device=device)
-        for part, plan in zip(units.split([len(plan.rows) for plan in plans]), plans, strict=True):
-            part.copy_(plan.units, non_blocking=True)
-        tables.units.view(-1, width).index_copy_(0, there, units)
-        params = np.concatenate([plan.params for plan in plans])
-        tables.params.view(-1, 5).index_copy_(0, there, to_device(params, device))
-        runs = self._run_table(plans, specs)
-        tables.runs.view(-1, self.config.max_runs, 2).index_copy_(0, there, to_device(runs, device))
-        tables.tallies.view(-1, 2).index_fill_(0, there, 0.0)
+        """Writes edits, terms, directions and positions of several requests into their slots."""
+        tables, device = self.tables, self.tables.vectors.device
+        room, width = tables.vectors.shape[2:]
+        there = _rows_in(slots, [plan.vectors for plan in plans], room, device)
+        vectors = torch.empty((len(there), width), dtype=torch.float32, device=device)
+        for part, plan in zip(vectors.split([len(plan.vectors.index) for plan in plans]), plans, strict=True):
+            part.copy_(plan.vectors.values, non_blocking=True)
+        tables.vectors.view(-1, width).index_copy_(0, there, vectors)
+        edits = _rows_in(slots, [plan.edits for plan in plans], self.config.max_edits, device)
+        _write(tables.edits, edits, np.concatenate([plan.edits.values for plan in plans]))
+        _write(tables.runs, edits, self._run_table(plans, specs))
+        tables.tallies.view(-1, 2).index_fill_(0, edits, 0.0)
+        terms = _rows_in(slots, [plan.terms for plan in plans], self.config.max_edits, device)
+        _write(tables.terms, terms, np.concatenate([plan.terms.values for plan in plans]))
+        taken = to_device(np.array(slots, dtype=np.int64), device)
         counts = np.stack([plan.counts for plan in plans], axis=1)
-        tables.counts.index_copy_(1, to_device(np.array(slots, dtype=np.int64), device), to_device(counts, device))
+        tables.counts.index_copy_(1, taken, to_device(counts, device))
+        origins = np.array([spec.origin or 0 for spec in specs], dtype=np.int32)
+        tables.origins.index_copy_(0, taken, to_device(origins, device))
 
     def _run_table(self, plans: Sequence[RankPlan], specs: Sequence[RequestSpec]) -> np.ndarray:
         """Positions of every edit of some requests, as the tables hold them; [edits, runs, 2]."""
@@ -289,10 +309,21 @@ class SteeringState:
         plan = self.plans.get(record.spec.plan or "")
         if plan is None:
             return _NO_EDITS
-        whole = np.zeros((len(plan.edits), 2), dtype=np.float32)
+        whole = np.zeros((len(plan.which), 2), dtype=np.float32)
         for stay in stays:
-            whole += stay[plan.layers, plan.places]
-        return plan.edits, whole
+            whole += stay[plan.points, plan.places]
+        return plan.which, whole
+
+
+def _rows_in(slots: Sequence[int], rows: Sequence[Rows], room: int, device: torch.device) -> Tensor:
+    """Where the rows of several plans go whose requests have these slots, in a table with so much room for each."""
+    found = [part.index + slot * room for slot, part in zip(slots, rows, strict=True)]
+    return to_device(np.concatenate(found), device)
+
+
+def _write(table: Tensor, rows: Tensor, values: np.ndarray) -> None:
+    """Writes rows of a table of slots and places."""
+    table.view(-1, *values.shape[1:]).index_copy_(0, rows, to_device(values, table.device))
 
 
 def _pinned(array: np.ndarray, device: torch.device) -> Tensor:

@@ -1,5 +1,6 @@
 """The buffers that the operator reads and writes; they stay in place for the life of a worker."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -8,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steerlab.engines.vllm.wire.config import SteeringConfig
+from steerlab.engines.vllm.wire.plan_tables import EDIT_WIDTH, TERM_WIDTH
 
 SLOT, POSITION, READ = 0, 1, 2
 """Columns of `tokens`."""
@@ -15,33 +17,37 @@ SLOT, POSITION, READ = 0, 1, 2
 
 @dataclass(frozen=True)
 class Tables:
-    """Per-token and per-slot buffers on the device; index l counts the wired layers of this rank.
+    """Per-token and per-slot buffers on the device; index p counts the wired hook points of this rank.
 
     Attributes:
         tokens: per token of the pass its slot (−1: not edited), its absolute position, and the row to read it into
             (−1: not read).
-        counts: how many directions a slot has at a layer.
-        runs: positions of each direction, as half-open intervals; unused ones are empty.
-        units: unit directions.
-        params: a, g, lo, hi, s of each direction.
-        tallies: per direction, the tokens it edited and their summed ‖Δx‖/‖x‖.
+        origins: the position of a slot's first generated token.
+        counts: how many edits a slot has at a hook point.
+        runs: positions of each edit, as half-open intervals; unused ones are empty.
+        edits: what each edit is, see `wire.plan_tables`.
+        terms: the terms they consist of, see there.
+        vectors: directions that terms read and write along.
+        tallies: per edit, the tokens it edited and their summed ‖Δx‖/‖x‖.
         readings: the stream of tokens that are read, in the model's dtype.
     """
 
     tokens: Int[Tensor, "tokens 3"]
-    counts: Int[Tensor, "layers slots"]
-    runs: Int[Tensor, "layers slots directions runs 2"]
-    units: Float[Tensor, "layers slots directions d_model"]
-    params: Float[Tensor, "layers slots directions 5"]
-    tallies: Float[Tensor, "layers slots directions 2"]
-    readings: Float[Tensor, "layers reads d_model"]
+    origins: Int[Tensor, " slots"]
+    counts: Int[Tensor, "points slots"]
+    runs: Int[Tensor, "points slots edits runs 2"]
+    edits: Float[Tensor, "points slots edits 8"]
+    terms: Float[Tensor, "points slots terms 9"]
+    vectors: Float[Tensor, "points slots directions d_model"]
+    tallies: Float[Tensor, "points slots edits 2"]
+    readings: Float[Tensor, "points reads d_model"]
 
     @classmethod
     def make(
         cls,
         config: SteeringConfig,
         *,
-        n_layers: int,
+        n_points: int,
         n_slots: int,
         n_tokens: int,
         d_model: int,
@@ -49,19 +55,21 @@ class Tables:
         device: torch.device,
     ) -> "Tables":
         """Empty buffers: nothing is edited or read."""
-        lead, k = (n_layers, n_slots), config.max_directions
+        lead, room = (n_points, n_slots), config.max_edits
 
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
             tokens=torch.full((n_tokens, 3), -1, dtype=torch.int32, device=device),
+            origins=zeros(n_slots, dtype=torch.int32),
             counts=zeros(*lead, dtype=torch.int32),
-            runs=zeros(*lead, k, config.max_runs, 2, dtype=torch.int32),
-            units=zeros(*lead, k, d_model, dtype=torch.float32),
-            params=zeros(*lead, k, 5, dtype=torch.float32),
-            tallies=zeros(*lead, k, 2, dtype=torch.float32),
-            readings=zeros(n_layers, max(1, config.capture_tokens), d_model, dtype=dtype),
+            runs=zeros(*lead, room, config.max_runs, 2, dtype=torch.int32),
+            edits=zeros(*lead, room, EDIT_WIDTH),
+            terms=zeros(*lead, room, TERM_WIDTH),
+            vectors=zeros(*lead, config.max_directions, d_model),
+            tallies=zeros(*lead, room, 2),
+            readings=zeros(n_points, max(1, config.capture_tokens), d_model, dtype=dtype),
         )
 
     @property
@@ -69,30 +77,30 @@ class Tables:
         """The memory they take."""
         return sum(getattr(self, part.name).nbytes for part in fields(self))
 
-    def of_layer(self, index: int) -> "LayerTables":
-        """What one layer's operator takes; views of the same memory."""
-        return LayerTables(
-            self.tokens,
-            self.counts[index],
-            self.runs[index],
-            self.units[index],
-            self.params[index],
-            self.tallies[index],
-            self.readings[index],
+    def of_point(self, index: int) -> "PointTables":
+        """What the operator takes at one hook point; views of the same memory."""
+        mine = {name: getattr(self, name)[index] for name in ("counts", "runs", "edits", "terms", "vectors")}
+        return PointTables(
+            self.tokens, self.origins, **mine, tallies=self.tallies[index], readings=self.readings[index]
         )
 
 
 @dataclass(frozen=True)
-class LayerTables:
-    """The tables of one layer, in the order in which the operator takes them."""
+class PointTables:
+    """The tables of one hook point, in the order in which the operator takes them."""
 
     tokens: Int[Tensor, "tokens 3"]
+    origins: Int[Tensor, " slots"]
     counts: Int[Tensor, " slots"]
-    runs: Int[Tensor, "slots directions runs 2"]
-    units: Float[Tensor, "slots directions d_model"]
-    params: Float[Tensor, "slots directions 5"]
-    tallies: Float[Tensor, "slots directions 2"]
+    runs: Int[Tensor, "slots edits runs 2"]
+    edits: Float[Tensor, "slots edits 8"]
+    terms: Float[Tensor, "slots terms 9"]
+    vectors: Float[Tensor, "slots directions d_model"]
+    tallies: Float[Tensor, "slots edits 2"]
     readings: Float[Tensor, "reads d_model"]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (getattr(self, part.name) for part in fields(self))
 
 
 def to_device(array: np.ndarray, device: torch.device, out: Tensor | None = None) -> Tensor:

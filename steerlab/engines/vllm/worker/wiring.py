@@ -52,16 +52,18 @@ def _wire(worker: Any, config: SteeringConfig) -> Wired:
     runner = worker.model_runner
     text = worker.vllm_config.model_config.hf_text_config
     found = find_layers(runner.get_model(), int(text.num_hidden_layers))
-    probed = probe(worker, found)
-    here = [layer for layer in config.layers if found[layer] is not None]
+    probed = probe(worker, found, config.points)
+    here = [index for index, point in enumerate(config.points) if found[point.layer] is not None]
     tables = _tables(worker, config, len(here))
     measuring = _measuring(worker, config)
     if hasattr(runner, "model_memory_usage"):  # what vLLM leaves free when it sizes the cache
         runner.model_memory_usage += tables.n_bytes + (0 if measuring is None else measuring.buffers.n_bytes)
-    for index, layer in enumerate(here):
-        module = found[layer]
-        assert module is not None
-        attach(module, tables.of_layer(index), probed.rule)
+    for index, which in enumerate(here):
+        point = config.points[which]
+        layer = found[point.layer]
+        assert layer is not None
+        inside = probed.inside.get(point.layer, {})
+        attach(layer, point.site, tables.of_point(index), inside.get(point.site, probed.rule))
     state = SteeringState(config, tables, here, measuring)
     is_v2 = hasattr(runner, "model_state")
     (runner_v2 if is_v2 else runner_v1).connect(runner, state)
@@ -70,12 +72,12 @@ def _wire(worker: Any, config: SteeringConfig) -> Wired:
     return Wired(state, probed, "v2" if is_v2 else "v1")
 
 
-def _tables(worker: Any, config: SteeringConfig, n_layers: int) -> Tables:
+def _tables(worker: Any, config: SteeringConfig, n_points: int) -> Tables:
     vllm_config = worker.vllm_config
     text = vllm_config.model_config.hf_text_config
     return Tables.make(
         config,
-        n_layers=n_layers,
+        n_points=n_points,
         n_slots=vllm_config.scheduler_config.max_num_seqs,
         n_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         d_model=int(text.hidden_size),

@@ -1,0 +1,167 @@
+"""Where a layer's parts hand over what the sites inside it are: found out at load, from what one forward pass showed.
+
+With s the stream before a layer, two of its direct parts put out A and M such that s + A + M is the stream after it: A
+is attn_out, M is mlp_out, whatever norms a family puts after attention or MLP. The first part after A that takes in
+s + A, in one tensor or in two, takes in resid_mid. A second pass, in which something is added at each of these places,
+must come out as these sums say; a family in which it does not is refused by name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from steerlab.core.errors import HookPointError
+
+Key: TypeAlias = int | str
+"""A positional or a named argument."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a part of a layer holds what belongs to a site.
+
+    Attributes:
+        part: the name of the layer's direct child.
+        takes: the arguments of it whose sum it is; none if it is what the child puts out.
+    """
+
+    part: str
+    takes: tuple[Key, ...] = ()
+
+
+Places: TypeAlias = Mapping[str, Place]
+"""By site."""
+
+
+@dataclass
+class PartSeen:
+    """What one of a layer's children took in and put out."""
+
+    name: str
+    given: dict[Key, Tensor]
+    output: Tensor | None = None
+
+
+@dataclass
+class PartsSeen:
+    """What a layer's children did in one pass, in the order in which they ran."""
+
+    parts: list[PartSeen] = field(default_factory=list)
+
+    def recorders(self, layer: nn.Module) -> list[Any]:
+        """Hooks that fill it; the caller removes them."""
+        handles = []
+        for name, child in layer.named_children():
+            handles.append(child.register_forward_pre_hook(self._taking(name), with_kwargs=True))
+            handles.append(child.register_forward_hook(self._putting(name)))
+        return handles
+
+    def _taking(self, name: str) -> Any:
+        def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = {**dict(enumerate(args)), **kwargs}
+            self.parts.append(PartSeen(name, {key: x.clone() for key, x in given.items() if is_stream(x)}))
+
+        return record
+
+    def _putting(self, name: str) -> Any:
+        def record(_: nn.Module, __: Any, output: Any) -> None:
+            first = first_of(output)
+            seen = next((part for part in reversed(self.parts) if part.name == name), None)
+            if seen is not None and is_stream(first):
+                seen.output = first.clone()
+
+        return record
+
+
+def is_stream(value: Any) -> bool:
+    """Whether it may hold a stream: floating numbers, several per token."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2
+
+
+def first_of(output: Any) -> Any:
+    """What a part puts out; attention may put out more beside it."""
+    return output[0] if isinstance(output, tuple | list) and output else output
+
+
+def find_places(seen: PartsSeen, before: Tensor, after: Tensor, same: Callable[[Any, Any], bool]) -> dict[str, Place]:
+    """The sites inside a layer that can be reached.
+
+    Args:
+        seen: what its parts did.
+        before: the stream before it.
+        after: the stream after it.
+        same: whether two tensors are equal, but for rounding.
+    """
+    put_out = [
+        (index, part)
+        for index, part in enumerate(seen.parts)
+        if part.output is not None and part.output.numel() == before.numel()
+    ]
+    for second, mlp in reversed(put_out):
+        for first, attention in reversed(put_out):
+            if first < second and same(_sum(before, attention.output, mlp.output), after):
+                found = {"attn_out": Place(attention.name), "mlp_out": Place(mlp.name)}
+                middle = _sum(before, attention.output)
+                for part in seen.parts[first + 1 :]:
+                    keys = _keys_of(part, middle, same)
+                    if keys:
+                        return {**found, "resid_mid": Place(part.name, keys)}
+                return found
+    return {}
+
+
+def _keys_of(part: PartSeen, middle: Tensor, same: Callable[[Any, Any], bool]) -> tuple[Key, ...]:
+    """The arguments of a part whose sum is the stream in the middle of a layer."""
+    keys = [key for key, x in part.given.items() if x.numel() == middle.numel()]
+    for key in keys:
+        if same(part.given[key], middle):
+            return (key,)
+    if len(keys) == 2 and same(_sum(part.given[keys[0]], part.given[keys[1]]), middle):
+        return tuple(keys)
+    return ()
+
+
+def output_of(seen: PartsSeen, place: Place) -> Tensor:
+    """What the part at a place put out."""
+    (found,) = [part.output for part in seen.parts if part.name == place.part and part.output is not None][-1:]
+    return found
+
+
+def _sum(*parts: Any) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part.reshape(total.shape)
+    return total
+
+
+def hook(layer: nn.Module, place: Place, act: Callable[[nn.Module, Tensor, Tensor | None], None]) -> Any:
+    """Calls `act` with a part and what belongs to a site there: the tensor to change, and what to add to it.
+
+    Returns:
+        The hook's handle.
+    """
+    module = layer.get_submodule(place.part)
+    if not place.takes:
+
+        def after(module: Any, _: Any, output: Any) -> Any:
+            act(module, first_of(output), None)
+            return output
+
+        return module.register_forward_hook(after)
+    keys = place.takes
+
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        taken = [args[key] if isinstance(key, int) else kwargs[key] for key in keys]
+        act(module, taken[0], taken[1] if len(taken) == 2 else None)
+
+    return module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def refused(family: str, layer: int, site: str) -> HookPointError:
+    """The error for a site that a layer does not have."""
+    return HookPointError(
+        f"In {family}, layer {layer} has no {site} that can be identified: no two of its parts put out what it adds to "
+        "the stream, or none takes in the stream between them. Leave it out of `sites`."
+    )

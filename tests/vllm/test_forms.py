@@ -1,0 +1,182 @@
+"""Every operator with every option, at every kind of position and site, against the TransformerLens engine."""
+
+import itertools
+
+import pytest
+import torch
+
+import steerlab as sl
+from steerlab.steering.operators import Edit, Gate, Operator, Term
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+GREEDY = sl.SamplingPolicy.greedy()
+LONG = "The ferry leaves the harbour at seven and comes back before noon. Nobody knew why the old clock had stopped. "
+PROMPTS = [
+    "Where did you put the keys?",
+    LONG,
+    "She opened the window, because the room was warm",
+    "I really liked the soup; the bread was stale",
+    "Two plus two equals four",
+    "Nobody knew",
+    "The street was quiet this morning",
+]
+TARGETS = [" and then", " nothing at all", "."]
+w = sl.where
+
+
+@pytest.fixture(scope="module")
+def engine(start, tiny_path):
+    """A pass holds 16 tokens, so every prompt is cut; the cache has blocks of 32."""
+    sites = ["attn_out", "resid_mid", "mlp_out", "resid_post"]
+    with start(tiny_path, layers=[1, 2], sites=sites, max_directions=5, max_num_batched_tokens=16) as engine:
+        yield engine
+
+
+class Feature(Operator):
+    """Sets what is read along one direction by writing along another, where it is active."""
+
+    unit = "coef"
+
+    def terms(self, along):
+        return (Term(along.unit, Gate(3.0, slope=-1.0, threshold=0.1), along.values / 10, bias=0.05),)
+
+    def to_json(self):
+        return {"kind": "feature"}
+
+    def __str__(self):
+        return "feature()"
+
+
+def operators(vector, site="resid_post", layer=1):
+    """One of each operator, given the options of an edit."""
+    v, u = vector(layer, site=site), vector(layer, 1, site=site)
+    return {
+        "add": lambda **options: sl.add(v, coef=1.5, **options),
+        "ablate": lambda **options: sl.ablate(v, **options),
+        "clamp": lambda **options: sl.clamp(v, -0.4, 0.4, **options),
+        "set": lambda **options: sl.set(v, 2.0, reference=u, **options),
+        "rotate": lambda **options: sl.rotate(v, u, angle=0.8, **options),
+        "feature": lambda where=w.default(), **options: Edit(Feature(), v, where, **options),  # noqa: B008
+    }
+
+
+WHERES = {
+    "default": w.default(),
+    "all": w.all(),
+    "prompt": w.prompt() & ~w.index(0),
+    "generated": w.generated(after=1, until=5),
+    "span": w.span("e", occurrence=0) | w.generated(after=2),
+    "mask": w.mask([True, False, True, True]),
+}
+OPTIONS = {
+    "plain": {},
+    "norm kept": {"norm": "keep"},
+    "linear": {"schedule": sl.schedule.linear(1.0, -0.5, over=4)},
+    "decay and norm kept": {"schedule": sl.schedule.decay(3.0), "norm": "keep"},
+    "window": {"schedule": sl.schedule.window(1, 4)},
+}
+
+
+def compare(engine, lens, prompts, plans, n_tokens=8, *, cached=True):
+    """Greedy tokens, log-probs, scores and receipts of both engines; the number of rows that a plan changed."""
+    options = {"policy": GREEDY, "max_new_tokens": n_tokens}
+    ours, theirs = (one.generate(prompts, plan=plans, **options) for one in (engine, lens))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-4)
+    same_receipts(ours.receipts, theirs.receipts, cached=cached)
+    found, expected = (one.score(prompts, [TARGETS] * len(prompts), plan=plans) for one in (engine, lens))
+    assert [s.log_prob for s in found] == pytest.approx([s.log_prob for s in expected], abs=1e-4)
+    same_receipts(found.receipts, expected.receipts)
+    plain = lens.score(prompts, [TARGETS] * len(prompts))
+    return sum(abs(a.log_prob - b.log_prob) > 1e-3 for a, b in zip(expected, plain, strict=True))
+
+
+def same_receipts(ours, theirs, *, cached=True):
+    """Also how much was changed, unless some of it was found in the cache and is not in the mean."""
+    for a, b in zip(ours, theirs, strict=True):
+        for x, y in zip(a.edits, b.edits, strict=True):
+            assert (x.hook_point, x.operator, x.edited, x.expected, x.condition_passed) == (
+                y.hook_point,
+                y.operator,
+                y.edited,
+                y.expected,
+                y.condition_passed,
+            )
+            assert cached or x.mean_relative_change == pytest.approx(y.mean_relative_change, rel=1e-3, nan_ok=True)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.filterwarnings("ignore:.*selects no token")  # a window over generated positions, at prompt positions only
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_operator_with_every_option_at_every_position(engine, lens, vector, options):
+    plans = [
+        sl.Plan(make(where=where, **OPTIONS[options]))
+        for make, where in itertools.product(operators(vector).values(), WHERES.values())
+    ]
+    engine.llm.reset_prefix_cache()
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
+    assert compare(engine, lens, prompts, plans, cached=False) > len(plans)  # of three targets each
+    cold, warm = (engine.generate(prompts, plan=plans, policy=GREEDY, max_new_tokens=8) for _ in range(2))
+    assert [row.token_ids for row in warm] == [row.token_ids for row in cold]
+    same_receipts(warm.receipts, cold.receipts)
+
+
+SITES = ["attn_out", "resid_mid", "mlp_out", "resid_pre"]
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_every_operator_at_every_site(engine, lens, vector, site):
+    makers = operators(vector, site, layer=2 if site == "resid_pre" else 1).values()
+    made = [make(where=where) for where in (w.all(), w.default()) for make in makers]
+    plans = [sl.Plan(edit) for edit in made] + [sl.Plan(*made[:3], sl.add(vector(2), coef=1.0))]
+    engine.llm.reset_prefix_cache()
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
+    assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
+
+
+@pytest.mark.parametrize("site", [*SITES, "resid_post"])
+def test_what_is_read_at_every_site_is_what_the_reference_reads(engine, lens, vector, site):
+    plan = sl.Plan(sl.add(vector(1, site="mlp_out"), coef=1.0), sl.ablate(vector(2, site="attn_out"), where=w.all()))
+    layers = [2] if site == "resid_pre" else [1, 2]
+    for chosen in (None, plan):
+        ours, theirs = (one.capture(PROMPTS[:3], layers=layers, site=site, plan=chosen) for one in (engine, lens))
+        for layer in layers:
+            torch.testing.assert_close(ours[layer], theirs[layer], atol=5e-4, rtol=1e-4)
+
+
+def test_a_dose_inside_a_layer_is_measured_there(engine, lens):
+    for site in ("attn_out", "resid_mid"):
+        assert engine.median_norm(1, site) == pytest.approx(lens.median_norm(1, site), rel=1e-4)
+
+
+def test_several_forms_at_one_hook_point_act_in_order(engine, lens, vector):
+    make = operators(vector)
+    plans = [
+        sl.Plan(make["rotate"](norm="keep"), make["add"](), make["ablate"](where=w.generated())),
+        sl.Plan(make["ablate"](), make["add"](schedule=sl.schedule.decay(2.0)), make["rotate"]()).scaled(0.5),
+        sl.Plan(make["set"](norm="keep", where=w.all()), sl.rotate(vector(2), vector(2, 1), angle=2.0)),
+        None,
+    ]
+    assert compare(engine, lens, PROMPTS[:4], plans) >= 8
+
+
+def test_blocks_of_a_schedule_are_shared_by_rows_with_one_prompt_only(engine, lens, vector):
+    """Generated under a schedule, then asked for as a prompt, at whose positions the schedule has its first value."""
+    plan = sl.Plan(sl.add(vector(1), coef=2.0, where=w.all(), schedule=sl.schedule.linear(1.0, 0.0, over=60)))
+    engine.llm.reset_prefix_cache()
+    (first,) = engine.generate([PROMPTS[0]], plan=plan, policy=GREEDY, max_new_tokens=72)
+    ids = [*engine.tokenizer(PROMPTS[0])["input_ids"], *first.token_ids]
+    found, expected = (one.score([ids], [[[5, 6, 7]]], plan=plan) for one in (engine, lens))
+    assert found[0].log_prob == pytest.approx(expected[0].log_prob, abs=1e-4)
+    (again,) = engine.generate([PROMPTS[0]], plan=plan, policy=GREEDY, max_new_tokens=72)
+    assert again.token_ids == first.token_ids
+
+
+def test_captures_show_the_stream_after_these_edits(engine, lens, vector):
+    for make in operators(vector).values():
+        plan = sl.Plan(make(where=w.all(), norm="keep"))
+        ours, theirs = (one.capture(PROMPTS[:2], layers=[1, 2], plan=plan) for one in (engine, lens))
+        for layer in (1, 2):
+            torch.testing.assert_close(ours[layer], theirs[layer], atol=5e-4, rtol=1e-4)
