@@ -21,13 +21,9 @@ from steerlab.core.results import Activations, Generations, Measured, Score, Sco
 from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike
-<<<<<<< HEAD
-from steerlab.display.progress import progress
-from steerlab.engines.lens.backends import BridgedModel, exact_backend, plain_model
-=======
 from steerlab.display import Piece, Shown
+from steerlab.display.progress import progress
 from steerlab.engines.lens.backends import BridgedModel, embedding_device, exact_backend, plain_model
->>>>>>> faces
 from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.generating import GenerationTask, stop_rules
 from steerlab.engines.lens.info import describe_model

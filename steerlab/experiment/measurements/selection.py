@@ -17,11 +17,8 @@ from steerlab.core.numbers import as_integer, as_list, as_number, check_number, 
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
-<<<<<<< HEAD
-from steerlab.display.progress import progress
-=======
 from steerlab.display import Piece, Shown, figure
->>>>>>> faces
+from steerlab.display.progress import progress
 from steerlab.experiment.blocks import Block, Plot, Plots, Section
 from steerlab.experiment.blocks.findings import Finding, finding_blocks, numbered
 from steerlab.experiment.blocks.material import Material
