@@ -150,7 +150,7 @@ def whole_prompt_hooks(plan: Plan) -> list[HookPair]:
         PlanError: for a condition that is read at another hook point than its edit.
     """
     for one in plan:
-        if one.when is not None and one.when.hook_point != one.hook_point:
+        if one.when is not None and any(leaf.hook_point != one.hook_point for leaf in one.when.leaves):
             raise PlanError(
                 f"[{one}] has a condition read at another hook point, and a hook sees its own alone; use the engine's "
                 "generate, score, capture or logits, or read the probe where the edit acts."

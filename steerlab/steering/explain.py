@@ -57,7 +57,7 @@ class Explanation(Shown):
         )
 
     def _text(self, cell: Sequence[int]) -> str:
-        return "+".join(f"{k}{'?' if self.plan.edits[k - 1].when else ''}" for k in cell)
+        return "+".join(f"{k}{'?' if self.plan.edits[k - 1].when is not None else ''}" for k in cell)
 
     def __str__(self) -> str:
         frame = self.to_frame()

@@ -18,6 +18,7 @@ from steerlab.steering.finite_range import check_finite_range
 from steerlab.steering.operators import operator_from_json
 from steerlab.steering.operators.edit import Edit
 from steerlab.steering.packing import pack, unpack
+from steerlab.steering.positions import condition as conditions
 from steerlab.steering.positions import schedule as schedules
 from steerlab.steering.positions import where as positions
 from steerlab.steering.positions.condition import Condition
@@ -147,7 +148,7 @@ class Plan(Shown):
     @property
     def conditions(self) -> list[Condition]:
         """Every condition its edits have, each once."""
-        return list(dict.fromkeys(edit.when for edit in self.edits if edit.when is not None))
+        return list(dict.fromkeys(leaf for edit in self.edits if edit.when is not None for leaf in edit.when.leaves))
 
     @property
     def sets(self) -> list[positions.Where]:
@@ -203,7 +204,8 @@ class Plan(Shown):
             VectorMismatchError: for a vector of another width.
         """
         for edit in self.edits:
-            for vector in (edit.vector,) if edit.when is None else (edit.vector, edit.when.probe):
+            probes = () if edit.when is None else tuple(leaf.probe for leaf in edit.when.leaves)
+            for vector in (edit.vector, *probes):
                 vector.hook_point.check(info.n_layers)
                 if vector.d_model != info.d_model:
                     raise VectorMismatchError(
@@ -355,5 +357,5 @@ def _edit_from_json(data: dict[str, Any]) -> Edit:
         median_norm=data["median_norm"],
         norm=data.get("norm"),
         schedule=None if schedule is None else schedules.from_json(schedule),
-        when=None if when is None else Condition.from_json(when),
+        when=None if when is None else conditions.from_json(when),
     )

@@ -148,7 +148,9 @@ class PlanRun:
         """Some tokens, those of rows left out in which the edit's condition fails."""
         if edit.when is None:
             return mask
-        answered, passed = self._gates[edit.when].answers(rows, self._kept)
+        answers = {leaf: self._gates[leaf].answers(rows, self._kept) for leaf in edit.when.leaves}
+        answered = torch.stack([known for known, _ in answers.values()]).all(dim=0)
+        passed = edit.when.joined({leaf: answer for leaf, (_, answer) in answers.items()})
         self._unanswered.append((mask & ~answered[:, None]).any())
         return mask & (answered & passed)[:, None]
 
@@ -219,7 +221,7 @@ class PlanRun:
         for row in range(self.n_rows):
             entries = []
             for k, edit in enumerate(self.plan):
-                answer = None if edit.when is None else fired[edit.when][row]
+                answer = None if edit.when is None else edit.when.joined({c: fired[c][row] for c in edit.when.leaves})
                 entries.append(
                     EditReceipt(
                         hook_point=edit.hook_point.name,

@@ -6,6 +6,7 @@ import torch
 import steerlab as sl
 from steerlab.core.errors import PlanError
 from steerlab.steering.positions.condition import Condition, Gate
+from steerlab.steering.positions.condition import from_json as conditions_from_json
 from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.run import PlanRun
 
@@ -165,3 +166,39 @@ def test_the_probe_must_fit_the_model(tiny_llama_engine):
         tiny_llama_engine.score(
             ["a"], [[" b"]], plan=sl.Plan(sl.add(vector, coef=1.0, when=sl.when(narrow, above=0.0)))
         )
+
+
+# --- several conditions -------------------------------------------------------------------------------------------
+
+HIGH, LOW, ALIGNED = sl.when(PROBE, above=3.0), sl.when(PROBE, below=-3.0), sl.when(PROBE, above=0.4, reading="cosine")
+
+
+@pytest.mark.parametrize(
+    ("joined", "passing"),
+    [  # the readings are 5, −5 and 1, the cosines 1, −1 and 1/2
+        (HIGH & ALIGNED, [True, False, False]),
+        (HIGH | LOW, [True, True, False]),
+        (ALIGNED & (HIGH | LOW), [True, False, False]),
+        ((ALIGNED & HIGH) | LOW, [True, True, False]),
+    ],
+    ids=str,
+)
+def test_conditions_join(joined, passing):
+    run, after = run_with(joined)
+    assert (after[:, -1, 0] > 1).tolist() == passing
+    made = receipts(run)
+    assert [r.edits[0].condition_passed for r in made] == passing
+    plan = sl.Plan(sl.add(V, coef=1.0, when=joined))
+    assert sl.Plan.from_json(plan.to_json()) == plan
+    assert plan.conditions == list(joined.leaves)
+
+
+def test_joined_conditions_are_told_apart_and_wrong_ones_refused():
+    plans = [sl.Plan(sl.add(V, coef=1.0, when=one)) for one in (HIGH, HIGH & LOW, HIGH | LOW, LOW | HIGH)]
+    assert len({plan.hash for plan in plans}) == 4
+    with pytest.raises(PlanError, match="Only conditions join"):
+        _ = HIGH & 3.0
+    with pytest.raises(PlanError, match="not with and, or"):
+        _ = HIGH and LOW
+    with pytest.raises(PlanError, match="joined by"):
+        conditions_from_json({"by": "xor", "of": [HIGH.to_json(), LOW.to_json()]})

@@ -21,7 +21,7 @@ def request(runs=((0, 100),)):
 
 
 def receipt(ran, counted, length, runs=((0, 100),)):
-    return receipt_of(request(runs), Outcome(None, ran, {0: (counted, 0.5 * counted)}), length)
+    return receipt_of(request(runs), Outcome(None, ran, {0: (counted, 0.5 * counted, 0)}), length)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_position_that_never_ran_is_an_error(ran):
 
 
 def test_inherited_positions_are_listed():
-    outcome = Outcome(None, [(8, 20)], {0: (3, 1.0)})
+    outcome = Outcome(None, [(8, 20)], {0: (3, 1.0, 0)})
     asked = request(((2, 5), (7, 11)))
     assert inherited_of(asked, outcome, 20).positions == ((2, 3, 4, 7),)
     assert receipt_of(asked, outcome, 20).edited == 7

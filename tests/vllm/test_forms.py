@@ -109,12 +109,11 @@ def same_receipts(ours, theirs, *, cached=True):
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.filterwarnings("ignore:.*selects no token")  # a window over generated positions, at prompt positions only
-@pytest.mark.parametrize("options", OPTIONS)
-def test_every_operator_with_every_option_at_every_position(engine, lens, vector, options):
-    plans = [
-        sl.Plan(make(where=where, **OPTIONS[options]))
-        for make, where in itertools.product(operators(vector).values(), WHERES.values())
-    ]
+def test_every_operator_at_every_position_with_every_option(engine, lens, vector):
+    """All pairs of an operator and positions, with options in turn: every pair of the three occurs."""
+    pairs = itertools.product(enumerate(operators(vector).values()), enumerate(WHERES.values()))
+    options = list(OPTIONS.values())
+    plans = [sl.Plan(make(where=where, **options[(i + j) % len(options)])) for (i, make), (j, where) in pairs]
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
     assert compare(engine, lens, prompts, plans, cached=False) > len(plans)  # of three targets each
@@ -126,11 +125,14 @@ def test_every_operator_with_every_option_at_every_position(engine, lens, vector
 SITES = ["attn_out", "resid_mid", "mlp_out", "resid_pre"]
 
 
-@pytest.mark.parametrize("site", SITES)
-def test_every_operator_at_every_site(engine, lens, vector, site):
-    makers = operators(vector, site, layer=2 if site == "resid_pre" else 1).values()
-    made = [make(where=where) for where in (w.all(), w.default()) for make in makers]
-    plans = [sl.Plan(edit) for edit in made] + [sl.Plan(*made[:3], sl.add(vector(2), coef=1.0))]
+@pytest.mark.usefixtures("unchecked_types")
+def test_every_operator_at_every_site(engine, lens, vector):
+    plans = [
+        sl.Plan(make(where=w.all() if i % 2 else w.default()))
+        for site in SITES
+        for i, make in enumerate(operators(vector, site, layer=2 if site == "resid_pre" else 1).values())
+    ]
+    plans.append(sl.Plan(*(edit for plan in plans[::7] for edit in plan), sl.add(vector(2), coef=1.0)))
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
     assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
@@ -180,3 +182,73 @@ def test_captures_show_the_stream_after_these_edits(engine, lens, vector):
         ours, theirs = (one.capture(PROMPTS[:2], layers=[1, 2], plan=plan) for one in (engine, lens))
         for layer in (1, 2):
             torch.testing.assert_close(ours[layer], theirs[layer], atol=5e-4, rtol=1e-4)
+
+
+# --- conditions ---------------------------------------------------------------------------------------------------
+
+
+def conditions(lens, vector):
+    """Conditions that pass in some rows only, by name: thresholds lie between what prompts read."""
+
+    def between(layer, site, reading, where):
+        read = lens.capture(PROMPTS, layers=layer, site=site, where=where, pool="mean")[layer]
+        unit = vector(layer, 5, site=site).unit
+        values = read @ unit if reading == "projection" else (read @ unit) / read.norm(dim=-1)
+        low, high = values.sort().values[2:4].tolist()
+        assert high - low > 1e-3
+        return (low + high) / 2
+
+    def made(layer, site="resid_post", reading="projection", read=w.last_prompt(), side="above"):  # noqa: B008
+        limit = {side: between(layer, site, reading, read)}
+        return sl.when(vector(layer, 5, site=site), reading=reading, read=read, **limit)
+
+    same, inside = made(1), made(1, "attn_out", side="below")
+    return {
+        "same layer": same,
+        "inside a layer": inside,
+        "several positions": made(1, read=w.index(0, 1, -1)),
+        "both": same & inside,
+        "either": same | inside,
+    }
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_conditions_are_answered_row_by_row(engine, lens, vector):
+    plans = [
+        sl.Plan(
+            sl.add(vector(1), coef=3.0, when=when), sl.ablate(vector(2), when=when, where=w.generated(), norm="keep")
+        )
+        for when in conditions(lens, vector).values()
+    ]
+    rows = [(prompt, plan) for plan in plans for prompt in PROMPTS] + [(prompt, None) for prompt in PROMPTS]
+    prompts, given = zip(*rows, strict=True)
+    engine.llm.reset_prefix_cache()
+    assert compare(engine, lens, prompts, list(given), cached=False) > len(PROMPTS)
+    compare(engine, lens, prompts[::-1], list(given[::-1]))  # warm, in another order
+    for plan in plans:
+        passed = {r.edits[0].condition_passed for r in engine.receipts if r.plan_hash == plan.hash}
+        assert passed == {True, False}
+
+
+def test_a_probe_in_a_later_layer_steers_what_is_generated_after_it(engine, lens, vector):
+    plan = sl.Plan(sl.add(vector(1), coef=3.0, where=w.generated(), when=sl.when(vector(2), above=-1e3)))
+    ours, theirs = (one.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=6) for one in (engine, lens))
+    assert [row.token_ids for row in ours] == [row.token_ids for row in theirs]
+    same_receipts(ours.receipts, theirs.receipts)
+    with pytest.raises(sl.PlanError, match="before its condition was answered"):
+        engine.generate(PROMPTS[:1], plan=sl.Plan(sl.add(vector(1), coef=1.0, when=sl.when(vector(2), above=0.0))))
+
+
+def test_what_a_condition_cannot_be_is_refused_by_name(engine, vector):
+    three = [sl.when(vector(1, seed), above=0.0) for seed in range(3)]
+    cases = {
+        "max_conditions=3": sl.Plan(*(sl.add(vector(2), coef=1.0, when=one) for one in three)),
+        r"layers=\[1, 2, 3\]": sl.Plan(sl.add(vector(2), coef=1.0, when=sl.when(vector(3), above=0.0))),
+        "selects no token": sl.Plan(sl.add(vector(2), coef=1.0, when=sl.when(vector(1), above=0.0, read=w.index(300)))),
+        "both are one hook point": sl.Plan(
+            sl.add(vector(1), coef=1.0), sl.add(vector(2), coef=1.0, when=sl.when(vector(2, site="resid_pre"), above=0))
+        ),
+    }
+    for words, plan in cases.items():
+        with pytest.raises(sl.PlanError, match=words):
+            engine.generate(PROMPTS[:1], plan=plan, max_new_tokens=2)

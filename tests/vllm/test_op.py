@@ -200,10 +200,17 @@ for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
         table.runs[1, :, 0] = torch.tensor([5, 6])
         vectors = torch.randn(3, 3, 20)
         table.vectors[:] = vectors / vectors.norm(dim=-1, keepdim=True)
-        # first, count, keeps the norm, scale, start, end, over, half-life
-        table.edits[:, 0] = torch.tensor([0, 1, 0, 1.0, 1, 1, 1, inf])
-        table.edits[:, 1] = torch.tensor([1, 2, 1, 0.5, 1, -1, 3, inf])
-        table.edits[:, 2] = torch.tensor([3, 1, 0, 2.0, 1, 1, 1, 1.5])
+        # first, count, keeps the norm, scale, start, end, over, half-life, asks, truth
+        table.edits[:, 0] = torch.tensor([0, 1, 0, 1.0, 1, 1, 1, inf, 0, 0])
+        table.edits[:, 1] = torch.tensor([1, 2, 1, 0.5, 1, -1, 3, inf, 0, 0])
+        table.edits[:, 2] = torch.tensor([3, 1, 0, 2.0, 1, 1, 1, 1.5, 3, 0b1110])
+        table.edits[0, 1, 8:] = torch.tensor([1.0, 0b1010])
+        # condition 0 of slot 0 reads position 0 only after its first edit asks, that of slot 1 before
+        table.probes[0, 0] = torch.tensor([2.0, 0])
+        table.probes[1] = torch.tensor([[1.0, 0], [3.0, 1]])
+        table.reads[:2, :, 0] = torch.tensor([[[0, 2], [0, 0]], [[5, 6], [5, 6]]])
+        table.limits[0] = torch.tensor([[-inf, inf, 2], [-inf, inf, 0]])
+        table.limits[1] = torch.tensor([[0.0, inf, 1], [-inf, 0.1, 1]])
         # read, write, amount, gain, lo, hi, slope, threshold, bias
         table.terms[:, 0] = torch.tensor([-1, 0, 2.0, 0, -inf, inf, 0, -inf, 0])
         table.terms[:, 1] = torch.tensor([1, 2, 0.5, 1, -0.1, 0.2, -1, -inf, 0.3])
@@ -215,9 +222,10 @@ for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
             mine = hidden.clone()
             own = PointTables(*(t.clone() for t in table))
             run(mine, residual, *own)
-            made.append((mine, own.tallies, own.readings))
+            made.append((mine, own.tallies, own.answers, own.readings))
         assert (made[0][0] - hidden).abs().sum() > 1
-        assert made[0][1][..., 0].sum() == 6
+        assert made[0][1][..., 0].sum() >= 5
+        assert made[0][2][:2, :, 1].tolist() == [[2, 0], [1, 1]]
         for one, other in zip(*made):
             torch.testing.assert_close(one, other, atol=bound, rtol=bound)
 print("equal")

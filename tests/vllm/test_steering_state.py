@@ -147,7 +147,7 @@ def test_a_plan_that_is_not_held_is_a_problem_of_that_request(state):
     accounts = state.settle(["x"])
     assert "unknown is not held" in accounts["x"].problem
     ((edits, values),) = state.tallies(accounts.values())
-    assert (len(edits), values.shape) == (0, (0, 2))
+    assert (len(edits), values.shape) == (0, (0, 3))
 
 
 def test_steps_of_one_token_go_on_from_the_last_pass(state):

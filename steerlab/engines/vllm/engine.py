@@ -73,6 +73,7 @@ class VLLMEngine(Shown):
         capture_tokens: positions that one forward pass may read; 0 switches `capture` and doses off.
         score_bytes: working memory for scoring that each device reserves, whatever the length of a prompt; 0 switches
             `score`, `measure` and the log q of sampled tokens off.
+        max_conditions: conditions (`sl.when`) that one plan may have; at most 4.
         sites: where in these layers: of `attn_out`, `resid_mid`, `mlp_out` and `resid_post`.
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: groups of GPUs that share the layers.
@@ -104,6 +105,7 @@ class VLLMEngine(Shown):
         capture_tokens: int = 2048,
         score_bytes: int = 1 << 29,
         sites: "str | list[str] | tuple[str, ...]" = ("resid_post",),
+        max_conditions: int = 2,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         dtype: Any = None,
@@ -121,7 +123,7 @@ class VLLMEngine(Shown):
         hf_config = read_config(found.path)
         wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
         self.config = SteeringConfig(
-            tuple(wired), max_directions, max_runs, capture_tokens, score_bytes, sites_in_order(sites)
+            tuple(wired), max_directions, max_runs, capture_tokens, score_bytes, sites_in_order(sites), max_conditions
         )
         self.tokenizer: Any = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
         self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))

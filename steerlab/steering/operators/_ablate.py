@@ -11,7 +11,7 @@ from steerlab.core.hook_points import HookPoint
 from steerlab.steering.operators.base import Direction, Operator, Unit
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
 from steerlab.steering.operators.form import Gate, Term
-from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.condition import When
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector
@@ -51,7 +51,7 @@ def ablate(
     where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
-    when: Condition | None = None,
+    when: When | None = None,
 ) -> Edit:
     """Removes the stream's component along a direction, at the vector's hook point.
 

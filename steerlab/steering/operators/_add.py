@@ -16,7 +16,7 @@ from steerlab.steering.checks import check_unit, finite, strength
 from steerlab.steering.operators.base import Direction, Operator, Unit
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
 from steerlab.steering.operators.form import Gate, Term
-from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.condition import When
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector
@@ -74,7 +74,7 @@ def add(
     where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
-    when: Condition | None = None,
+    when: When | None = None,
 ) -> Edit:
     """Adds a vector to the stream at its hook point.
 

@@ -15,7 +15,7 @@ from steerlab.steering.checks import check_unit, finite
 from steerlab.steering.operators.base import Direction, Operator, Unit, factor_of
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
 from steerlab.steering.operators.form import Gate, Term
-from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.condition import When
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector
@@ -69,7 +69,7 @@ def clamp(
     where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
-    when: Condition | None = None,
+    when: When | None = None,
 ) -> Edit:
     """Keeps the stream's projection on a direction within bounds, at the vector's hook point.
 

@@ -19,7 +19,7 @@ from steerlab.steering.operators.base import Direction, Operator, Unit
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
 from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.packing import pack, unpack
-from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.condition import When
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector
@@ -97,7 +97,7 @@ def rotate(
     where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
-    when: Condition | None = None,
+    when: When | None = None,
 ) -> Edit:
     """Rotates the stream in the plane of two vectors, from the first towards the second, at the first's hook point.
 

@@ -15,7 +15,7 @@ from steerlab.steering.operators.base import Direction, Operator, Unit, factor_o
 from steerlab.steering.operators.edit import Edit, Norm, edit_along
 from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.packing import pack, unpack
-from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.condition import When
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector
@@ -88,7 +88,7 @@ def set(
     where: WhereLike = None,
     norm: Norm | None = None,
     schedule: Schedule | None = None,
-    when: Condition | None = None,
+    when: When | None = None,
 ) -> Edit:
     """Sets the stream's projection on a direction to a value, at the vector's hook point: an affine edit.
 

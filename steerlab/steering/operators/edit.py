@@ -14,7 +14,7 @@ from steerlab.steering.checks import finite
 from steerlab.steering.operators.base import Direction, Operator
 from steerlab.steering.operators.form import Term
 from steerlab.steering.operators.registry import check_operator
-from steerlab.steering.positions.condition import Condition
+from steerlab.steering.positions.condition import When
 from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.positions.schedule import Schedule
 from steerlab.steering.positions.sets import Where
@@ -39,7 +39,7 @@ class Edit:
         median_norm: of the stream at the hook point, once known.
         norm: `keep` to give the edited stream the norm it had.
         schedule: a factor on Δ over the generated positions.
-        when: a condition, answered per row.
+        when: a condition, or several joined, answered per row.
     """
 
     operator: Operator
@@ -49,7 +49,7 @@ class Edit:
     median_norm: float | None = None
     norm: Norm | None = None
     schedule: Schedule | None = None
-    when: Condition | None = None
+    when: When | None = None
 
     def __post_init__(self) -> None:
         check_operator(self.operator)
@@ -65,7 +65,7 @@ class Edit:
             object.__setattr__(self, "median_norm", median)
         if self.norm not in (None, "keep"):
             raise PlanError(f"norm is 'keep' or None, got {self.norm!r}.")
-        for name, kind in (("schedule", Schedule), ("when", Condition)):
+        for name, kind in (("schedule", Schedule), ("when", When)):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
                 raise PlanError(f"{name} takes what sl.{name} makes, got {getattr(self, name)!r:.60}.")
         self.operator.check(vector)
@@ -78,7 +78,7 @@ class Edit:
     @property
     def vectors(self) -> tuple[SteeringVector, ...]:
         """Its own vector, those of its operator, and its condition's probe."""
-        probes = () if self.when is None else (self.when.probe,)
+        probes = () if self.when is None else tuple(leaf.probe for leaf in self.when.leaves)
         return (self.vector, *self.operator.others.values(), *probes)
 
     @property
@@ -207,7 +207,7 @@ def edit_along(
     where: WhereLike,
     norm: Norm | None,
     schedule: Schedule | None,
-    when: Condition | None,
+    when: When | None,
 ) -> Edit:
     """The edit that applies an operator along a vector, at the default positions if none are given.
 

@@ -5,12 +5,15 @@ Source:
     vector is compared with the stream, and the behaviour vector is added where the comparison passes a threshold.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from typing_extensions import override
 
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
@@ -26,8 +29,75 @@ from steerlab.steering.vectors import SteeringVector, VectorCard
 Reading: TypeAlias = Literal["projection", "cosine"]
 
 
+class When(ABC):
+    """One answer per row: a condition, or several joined by `&` and `|`. Build it with `sl.when`."""
+
+    @property
+    @abstractmethod
+    def leaves(self) -> "tuple[Condition, ...]":
+        """The conditions it is joined from, each once."""
+
+    @abstractmethod
+    def joined(self, answers: "Mapping[Condition, Any]") -> Any:
+        """The answer, from those of its conditions: booleans, or tensors of them."""
+
+    @abstractmethod
+    def content(self) -> list[Any]:
+        """What identifies it."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-serialisable description, read back by `from_json`."""
+
+    def __and__(self, other: "When") -> "When":
+        return Joined("and", self, _check_when(other))
+
+    def __or__(self, other: "When") -> "When":
+        return Joined("or", self, _check_when(other))
+
+    def __bool__(self) -> bool:
+        # Python's own `and` and `or` would quietly drop one of the conditions.
+        raise PlanError(f"[{self}] is answered row by row; join conditions with & and |, not with and, or.")
+
+
 @dataclass(frozen=True)
-class Condition:
+class Joined(When):
+    """Two conditions of which both must pass, or one.
+
+    Attributes:
+        by: `and` or `or`.
+        left: one.
+        right: the other.
+    """
+
+    by: Literal["and", "or"]
+    left: When
+    right: When
+
+    @property
+    @override
+    def leaves(self) -> "tuple[Condition, ...]":
+        return tuple(dict.fromkeys((*self.left.leaves, *self.right.leaves)))
+
+    @override
+    def joined(self, answers: "Mapping[Condition, Any]") -> Any:
+        left, right = self.left.joined(answers), self.right.joined(answers)
+        return left & right if self.by == "and" else left | right
+
+    @override
+    def content(self) -> list[Any]:
+        return [self.by, self.left.content(), self.right.content()]
+
+    @override
+    def to_json(self) -> dict[str, Any]:
+        return {"by": self.by, "of": [self.left.to_json(), self.right.to_json()]}
+
+    def __str__(self) -> str:
+        return f"({self.left}) {self.by} ({self.right})"
+
+
+@dataclass(frozen=True)
+class Condition(When):
     """Whether the stream, read with a probe at some prompt positions, passes a threshold; one answer per row.
 
     The reading is the mean over the positions of u·h (`projection`) or u·h/‖h‖ (`cosine`), with u the probe's unit
@@ -68,6 +138,15 @@ class Condition:
         """Where the probe is read."""
         return self.probe.hook_point
 
+    @property
+    @override
+    def leaves(self) -> "tuple[Condition, ...]":
+        return (self,)
+
+    @override
+    def joined(self, answers: "Mapping[Condition, Any]") -> Any:
+        return answers[self]
+
     def measure(
         self, h: Float[Tensor, "batch pos d_model"], unit: Float[Tensor, " d_model"]
     ) -> Float[Tensor, "batch pos"]:
@@ -85,12 +164,12 @@ class Condition:
             passed = passed & (reading > self.above)
         return passed if self.below is None else passed & (reading < self.below)
 
+    @override
     def content(self) -> list[Any]:
-        """What identifies the condition."""
         return [self.probe.hash, self.above, self.below, self.reading, self.read.to_json()]
 
+    @override
     def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable description, read back by `from_json`."""
         return {
             "probe": pack(self.probe.values),
             "hook_point": self.hook_point.name,
@@ -119,6 +198,26 @@ class Condition:
         return f"{self.reading}{of} at {self.hook_point.name}, {self.read}, {' and '.join(limits)}"
 
 
+def from_json(data: dict[str, Any]) -> When:
+    """The condition, or the joined ones, that `to_json` described.
+
+    Raises:
+        PlanError: if the description is not one of ours.
+    """
+    if "by" not in data:
+        return Condition.from_json(data)
+    left, right = map(from_json, data["of"])
+    if data["by"] not in ("and", "or"):
+        raise PlanError(f"Conditions are joined by 'and' or 'or', got {data['by']!r:.60}.")
+    return Joined(data["by"], left, right)
+
+
+def _check_when(other: object) -> When:
+    if not isinstance(other, When):
+        raise PlanError(f"Only conditions join with conditions; got {other!r:.60}. Write e.g. sl.when(probe, above=1).")
+    return other
+
+
 def when(
     probe: SteeringVector,
     *,
@@ -131,7 +230,7 @@ def when(
 
     The answer must be known when the edit is reached: read positions at or before the edited ones, at the edit's own
     layer or an earlier one. A probe on a later layer can steer generated tokens only, from a reading of the prompt.
-    An edit reached before its answer is an error of the call, never a guess.
+    An edit reached before its answer is an error of the call, never a guess. Conditions join with `&` and `|`.
 
     Args:
         probe: the direction to read with, at its hook point.

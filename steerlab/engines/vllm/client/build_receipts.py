@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from steerlab.core.errors import ReceiptError
+from steerlab.core.errors import PlanError, ReceiptError
 from steerlab.core.receipts import EditReceipt, Inherited, Receipt, mean_change
 from steerlab.engines.vllm.client.requests import Outcome, Request
 from steerlab.engines.vllm.wire.runs import Runs, clip, merged, positions_in, size
@@ -27,19 +27,29 @@ def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
     Raises:
         ReceiptError: if an edit reached other positions than the plan implies, or a position was neither run nor
             inherited.
+        PlanError: if an edit was reached before its condition was answered.
     """
     given, compiled = request.assigned.given_hash, request.compiled
     if compiled is None:
         return Receipt(request.prompt_index, request.row_index, given)
     _check_covered(request, outcome, length)
     sizes = [_sizes(runs, outcome, length) for runs in request.groups]
+    answers = compiled.answers(outcome.answers)
     entries = []
     for index, (label, group) in enumerate(zip(compiled.labels, compiled.groups, strict=True)):
-        expected, beyond = sizes[group]
-        counted, change = outcome.tally.get(index, (0.0, 0.0))
+        expected, beyond = (0, 0) if answers[index] is False else sizes[group]
+        counted, change, early = outcome.tally.get(index, (0.0, 0.0, 0.0))
+        if early:
+            raise PlanError(
+                f"Row {request.row_index}: an edit ({label[2]} at {label[0]}) was reached before its condition was "
+                "answered. Read the probe at the edit's layer or an earlier one, and at positions up to the first that "
+                "is edited; or, if the prompt ran in several passes, start the engine with a larger "
+                "max_num_batched_tokens."
+            )
         mean = mean_change(change, int(counted))
         point, layer, operator, vector = label
-        entries.append(EditReceipt(point, layer, operator, int(counted) - beyond, expected, mean, vector=vector))
+        edited = int(counted) - beyond
+        entries.append(EditReceipt(point, layer, operator, edited, expected, mean, answers[index], vector))
     return Receipt(request.prompt_index, request.row_index, given, tuple(entries)).check()
 
 
@@ -49,7 +59,9 @@ def inherited_of(request: Request, outcome: Outcome, length: int) -> Inherited:
     if not groups:
         return Inherited(request.row_index, ())
     found = [tuple(positions_in(_inherited(runs, outcome, length))) for runs in request.groups]
-    return Inherited(request.row_index, tuple(found[group] for group in groups))
+    answers = request.compiled.answers(outcome.answers) if request.compiled is not None else []
+    acted = [() if answer is False else found[group] for group, answer in zip(groups, answers, strict=True)]
+    return Inherited(request.row_index, tuple(acted))
 
 
 def _sizes(runs: Runs, outcome: Outcome, length: int) -> tuple[int, int]:

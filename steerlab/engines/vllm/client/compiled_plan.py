@@ -5,6 +5,7 @@ The edits of one hook point act in the plan's order, each seeing the result of t
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import TypeAlias
@@ -14,12 +15,24 @@ import numpy as np
 from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.vllm.client.position_runs import Selection
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.wire.plan_tables import EDIT_WIDTH, TERM_WIDTH, PlanTables
+from steerlab.engines.vllm.wire.config import MOST_CONDITIONS, SteeringConfig
+from steerlab.engines.vllm.wire.plan_tables import (
+    ABOVE,
+    ASKS,
+    BELOW,
+    CONDITION_WIDTH,
+    EDIT_WIDTH,
+    TERM_WIDTH,
+    TRUTH,
+    PlanTables,
+    passes,
+)
 from steerlab.steering.operators.edit import Edit
 from steerlab.steering.operators.form import Term
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.condition import Condition
 from steerlab.steering.positions.schedule import Curve
+from steerlab.steering.positions.sets import Prompt
 
 Label: TypeAlias = tuple[str, int, str, str | None]
 
@@ -31,7 +44,8 @@ class CompiledPlan:
     Attributes:
         fingerprint: content hash of `tables`.
         tables: what the workers hold.
-        selections: the plan's distinct sets of positions; `tables.groups` says which belongs to an edit.
+        selections: the plan's distinct sets of positions, of which `tables.groups` says which belongs to an edit, and
+            then what each condition reads.
         labels: hook point, layer, operator and vector of each edit, as receipts name them.
         counts_generated: whether strengths depend on how many tokens have been generated.
     """
@@ -47,6 +61,18 @@ class CompiledPlan:
         """Per edit, which of a request's sets of positions it takes."""
         return self.tables.groups.tolist()
 
+    def answers(self, read: np.ndarray) -> list[bool | None]:
+        """Per edit whether its condition passed; None without one.
+
+        Args:
+            read: sum and count of what each condition read, [conditions, 2].
+        """
+        limits = self.tables.conditions
+        passed = passes(read[:, 0], read[:, 1], limits[:, ABOVE], limits[:, BELOW])
+        index = sum(1 << place for place, answer in enumerate(passed.tolist()) if answer)
+        asked = self.tables.edits[:, [ASKS, TRUTH]].astype(np.int64).tolist()
+        return [bool(truth >> index & 1) if asks else None for asks, truth in asked]
+
 
 def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
     """The plan for a wired engine.
@@ -56,15 +82,14 @@ def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
         config: what is wired.
 
     Raises:
-        PlanError: for an edit at a layer or site that is not wired, an operator without terms or with a condition, or
-            more directions at one hook point than there is room for; the message names what to change.
+        PlanError: for an edit or a probe at a layer or site that is not wired, an operator without terms, or more
+            conditions, or directions at one hook point, than there is room for; the message names what to change.
     """
-    for edit in plan:
-        _check_form(edit)
+    _check_forms(plan, config)
     points = [wired_point(edit.hook_point, config) for edit in plan]
     selections = tuple(dict.fromkeys(Selection(edit.where, edit.schedule) for edit in plan))
     groups = [selections.index(Selection(edit.where, edit.schedule)) for edit in plan]
-    tables = _tables(plan, points, groups)
+    tables = _tables(plan, points, groups, config)
     _check_room(tables, config)
     digest = hashlib.sha256()
     for part in tables.content():
@@ -72,7 +97,7 @@ def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
     return CompiledPlan(
         digest.hexdigest()[:32],
         tables,
-        selections,
+        selections + tuple(Selection(condition.read & Prompt()) for condition in plan.conditions),
         tuple(map(_label, plan)),
         any(edit.schedule is not None for edit in plan),
     )
@@ -105,16 +130,30 @@ def wired_point(point: HookPoint, config: SteeringConfig) -> int:
     )
 
 
-def _check_form(edit: Edit) -> None:
-    if not edit.operator.has_formula:
+def _check_forms(plan: Plan, config: SteeringConfig) -> None:
+    """Checks operators and conditions."""
+    for edit in plan:
+        if not edit.operator.has_formula:
+            raise PlanError(
+                f"{edit} cannot run inside vLLM: its operator states no terms. Use the TransformerLens engine for it."
+            )
+    wanted = len(plan.conditions)
+    if wanted > config.max_conditions:
+        most = f"Start it with max_conditions={wanted}." if wanted <= MOST_CONDITIONS else "At most 4 can be wired."
         raise PlanError(
-            f"{edit} cannot run inside vLLM: its operator states no terms. Use the TransformerLens engine for it."
+            f"The plan has {wanted} conditions; this engine was started with max_conditions={config.max_conditions}. "
+            f"{most}"
         )
-    if edit.when is not None:
-        raise PlanError(f"{edit} cannot run inside vLLM: it has a condition. Use the TransformerLens engine for it.")
+    for condition in plan.conditions:
+        point = condition.hook_point
+        if point.site == "resid_pre" and HookPoint(point.layer - 1, "resid_post") in plan.hook_points:
+            raise PlanError(
+                f"The condition [{condition}] is read after the plan's edits at resid_post of the layer before, and "
+                "inside vLLM both are one hook point, read before its edits. Read it at a later site."
+            )
 
 
-def _tables(plan: Plan, points: Sequence[int], groups: Sequence[int]) -> PlanTables:
+def _tables(plan: Plan, points: Sequence[int], groups: Sequence[int], config: SteeringConfig) -> PlanTables:
     """Edits of one hook point in the order they act: all of a layer's resid_post, then the next layer's resid_pre."""
     order = sorted(range(len(points)), key=lambda e: (points[e], plan.edits[e].hook_point.site == "resid_pre", e))
     made = _Made({}, [], [])
@@ -127,7 +166,10 @@ def _tables(plan: Plan, points: Sequence[int], groups: Sequence[int]) -> PlanTab
         first = sum(point == points[e] for point, _ in made.terms)
         made.terms.extend((points[e], made.row(points[e], term)) for term in terms)
         curve = Curve() if edit.schedule is None else edit.schedule.curve
-        rows[e] = (first, len(terms), edit.norm == "keep", edit.scale, *curve)
+        asks, truth = _asked(edit, plan.conditions)
+        rows[e] = (first, len(terms), edit.norm == "keep", edit.scale, *curve, asks, truth)
+    read_at = [wired_point(condition.hook_point, config) for condition in plan.conditions]
+    conditions = [made.condition(*pair) for pair in zip(read_at, plan.conditions, strict=True)]
     return PlanTables(
         points=np.array(points, dtype=np.int64),
         places=np.array(places, dtype=np.int64),
@@ -137,7 +179,21 @@ def _tables(plan: Plan, points: Sequence[int], groups: Sequence[int]) -> PlanTab
         terms=np.array([row for _, row in made.terms], dtype=np.float32).reshape(-1, TERM_WIDTH),
         vector_points=np.array([point for point, _ in made.vectors], dtype=np.int64),
         vectors=np.stack([vector for _, vector in made.vectors]),
+        condition_points=np.array(read_at, dtype=np.int64),
+        conditions=np.array(conditions, dtype=np.float32).reshape(-1, CONDITION_WIDTH),
     )
+
+
+def _asked(edit: Edit, conditions: Sequence[Condition]) -> tuple[int, int]:
+    """As bits, which conditions an edit asks, and in which combinations of all answers it acts."""
+    if edit.when is None:
+        return 0, 0
+    asks = sum(1 << place for place, condition in enumerate(conditions) if condition in edit.when.leaves)
+    answers = [
+        {condition: bool(index >> place & 1) for place, condition in enumerate(conditions)}
+        for index in range(1 << len(conditions))
+    ]
+    return asks, sum(edit.when.joined(answer) << index for index, answer in enumerate(answers))
 
 
 @dataclass(frozen=True)
@@ -153,6 +209,13 @@ class _Made:
         read = -1 if term.read is None or term.gate.is_constant else self._place(point, term.read.numpy())
         return (read, self._place(point, term.write.numpy()), *astuple(term.gate), term.bias)
 
+    def condition(self, point: int, condition: Condition) -> tuple[float, ...]:
+        """A condition as the table holds it."""
+        above = -math.inf if condition.above is None else condition.above
+        below = math.inf if condition.below is None else condition.below
+        probe = self._place(point, condition.probe.unit.numpy())
+        return (probe, condition.reading == "cosine", above, below)
+
     def _place(self, point: int, direction: np.ndarray) -> int:
         values = direction.astype(np.float32)
         key = (point, values.tobytes())
@@ -163,7 +226,7 @@ class _Made:
 
 
 def _check_room(tables: PlanTables, config: SteeringConfig) -> None:
-    for point in dict.fromkeys(tables.points.tolist()):
+    for point in dict.fromkeys([*tables.points.tolist(), *tables.vector_points.tolist()]):
         edits, terms, vectors = (
             int((which == point).sum()) for which in (tables.points, tables.term_points, tables.vector_points)
         )

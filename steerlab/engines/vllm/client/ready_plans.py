@@ -81,11 +81,19 @@ class Planner:
         return ReadyPlan(assigned, compile_plan(assigned.plan, self.config) if len(assigned.plan) else None)
 
     def positions(self, compiled: CompiledPlan | None, row: Row) -> tuple[Runs, ...]:
-        """The positions of each group of a plan's edits in a row.
+        """The positions of each group of a plan's edits in a row, and then those that each condition reads.
 
         Raises:
             PlanError: if they cannot be known, or do not fit.
         """
         if compiled is None:
             return ()
-        return resolve(compiled.selections, row, self.config.max_runs)
+        found = resolve(compiled.selections, row, self.config.max_runs)
+        n_conditions = len(compiled.tables.conditions)
+        for selection, runs in zip(compiled.selections[-n_conditions:], found[-n_conditions:], strict=True):
+            if n_conditions and not runs:
+                raise PlanError(
+                    f"A condition reads {selection}, which selects no token in prompt {row.content.index}; read "
+                    "positions that every prompt has."
+                )
+        return found

@@ -1,5 +1,6 @@
 """One row of a call: what is submitted to vLLM for it, and what came back."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ ONE_TOKEN = {"temperature": 0.0, "max_tokens": 1, "detokenize": False, "ignore_e
 """Sampling parameters of a request that only runs its prompt; vLLM draws at least one token."""
 
 _NOWHERE = np.zeros(0, dtype=np.int64)
+_NO_ANSWERS = np.zeros((0, 2), dtype=np.float32)
 _NOTHING = np.zeros((0, 0), dtype=np.float32)
 
 
@@ -74,7 +76,14 @@ class Request:
             return None
         plan = None if self.compiled is None else self.compiled.fingerprint
         origin = len(self.first_ids) if self.compiled is not None and self.compiled.counts_generated else None
-        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix, group, origin)
+        reads = (0, "") if self.compiled is None else self._reads(self.compiled)
+        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix, group, origin, *reads)
+
+    def _reads(self, compiled: CompiledPlan) -> tuple[int, str]:
+        """How many of the groups are read by conditions, and a name for the tokens up to the last such position."""
+        count = len(compiled.tables.conditions)
+        stop = max((last for runs in self.groups[len(self.groups) - count :] for _, last in runs), default=0)
+        return (count, hashlib.sha256(repr(self.token_ids[:stop]).encode()).hexdigest()[:16]) if count else (0, "")
 
     def prompt(self) -> dict[str, Any]:
         """As vLLM takes a prompt."""
@@ -89,7 +98,9 @@ class Outcome:
     Attributes:
         output: vLLM's RequestOutput.
         ran: runs of positions that went through the model.
-        tally: per edit of the plan, tokens edited and summed ‖Δx‖/‖x‖.
+        tally: per edit of the plan, tokens edited, summed ‖Δx‖/‖x‖, and tokens that came before its condition was
+            answered.
+        answers: per condition of the plan, sum and count of what was read.
         read: positions that were read, in order.
         streams: per wired hook point, their activations, float32 [positions, d_model].
         at: which predictions were measured, each once and in order: tokens of its `score`, or for log q the positions.
@@ -99,7 +110,8 @@ class Outcome:
 
     output: Any
     ran: list[tuple[int, int]] = field(default_factory=list)
-    tally: dict[int, tuple[float, float]] = field(default_factory=dict)
+    tally: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    answers: np.ndarray = field(default_factory=lambda: _NO_ANSWERS)
     read: list[int] = field(default_factory=list)
     streams: dict[int, Any] = field(default_factory=dict)
     at: np.ndarray = field(default_factory=lambda: _NOWHERE)

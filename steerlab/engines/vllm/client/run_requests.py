@@ -195,6 +195,9 @@ def _add(reply: WorkerReply, row: str, outcome: Outcome) -> None:
         raise ReceiptError(f"A request could not be carried out as asked: {problem}.")
     outcome.ran = list(map(tuple, reply.of("ran", row).tolist()))
     outcome.tally |= zip(reply.of("edits", row).tolist(), map(tuple, reply.of("tally", row).tolist()), strict=True)
+    answers = reply.of("answers", row)
+    if len(answers):
+        outcome.answers = answers
     outcome.read = reply.of("read", row).tolist()
     streams = reply.array("streams", row)
     if streams is not None:

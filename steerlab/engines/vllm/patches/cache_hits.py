@@ -1,8 +1,9 @@
 """Wraps `KVCacheManager.get_computed_blocks` in `vllm.v1.core.kv_cache_manager`.
 
-A position that is read from the prefix cache is not run, so what it predicts cannot be scored. Here the hit of a
-request that is scored ends before its first scored position: the manager looks for a hit as if the prompt ended there,
-whatever kinds of cache groups the model has. All other requests are looked up as before.
+A position that is read from the prefix cache is not run, so what it predicts cannot be scored, and no condition can
+read it. Here the hit of a request that is scored ends before its first scored position, and before the first position
+that a condition reads: the manager looks for a hit as if the prompt ended there, whatever kinds of cache groups the
+model has. All other requests are looked up as before.
 
 Fits vLLM 0.32.
 """
@@ -35,9 +36,11 @@ def install() -> None:
 def longest_hit(request: Any) -> int | None:
     """How many tokens of a request may come from the cache; None if vLLM's own limit holds."""
     spec = spec_of(request)
-    if spec is None or spec.score is None or spec.score.start + 1 >= request.num_tokens:
+    if spec is None:
         return None
-    return spec.score.start
+    needed = [position for position in (spec.score and spec.score.start, spec.first_read) if position is not None]
+    first = min(needed, default=request.num_tokens)
+    return first if first + 1 < request.num_tokens else None
 
 
 class _Shorter:

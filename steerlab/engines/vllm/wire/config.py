@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from steerlab.core.errors import HookPointError
+from steerlab.core.errors import HookPointError, InputError
 from steerlab.core.hook_points import HookPoint, check_site
 from steerlab.core.numbers import as_list, check_integer
 
@@ -18,6 +18,9 @@ KEY = "steerlab"
 
 OP_VERSION = 2
 """Changes whenever the operator's arguments or meaning change."""
+
+MOST_CONDITIONS = 4
+"""Which combinations of their answers let an edit act is a number of 2^4 bits, which float32 holds exactly."""
 
 SITES = ("attn_out", "resid_mid", "mlp_out", "resid_post")
 """The sites that can be wired, in the order in which a layer reaches them."""
@@ -34,6 +37,7 @@ class SteeringConfig:
         capture_tokens: positions that one forward pass may read; 0 wires no reading.
         score_bytes: working memory for scoring, reserved on each device; 0 wires no scoring.
         sites: where in these layers.
+        max_conditions: conditions that one request may have; 0 wires none.
         op_version: the operator's version.
     """
 
@@ -43,6 +47,7 @@ class SteeringConfig:
     capture_tokens: int = 2048
     score_bytes: int = 1 << 29
     sites: tuple[str, ...] = ("resid_post",)
+    max_conditions: int = 2
     op_version: int = OP_VERSION
 
     def __post_init__(self) -> None:
@@ -50,6 +55,10 @@ class SteeringConfig:
         object.__setattr__(self, "sites", sites_in_order(self.sites))
         for name, least in (("max_directions", 1), ("max_runs", 1), ("capture_tokens", 0), ("score_bytes", 0)):
             object.__setattr__(self, name, check_integer(getattr(self, name), name, least=least))
+        conditions = check_integer(self.max_conditions, "max_conditions", least=0)
+        if conditions > MOST_CONDITIONS:
+            raise InputError(f"max_conditions is at most {MOST_CONDITIONS}, got {conditions}.")
+        object.__setattr__(self, "max_conditions", conditions)
 
     @cached_property
     def points(self) -> tuple[HookPoint, ...]:

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-FIRST, COUNT, KEEP, SCALE, START, END, OVER, HALF_LIFE = range(8)
-"""Columns of `edits`: its first term and how many; 1 if it keeps the norm; its scale; the curve of its schedule."""
+FIRST, COUNT, KEEP, SCALE, START, END, OVER, HALF_LIFE, ASKS, TRUTH = range(10)
+"""Columns of `edits`: its first term and how many; 1 if it keeps the norm; its scale; the curve of its schedule; as
+bits, which conditions it asks, and in which combinations of their answers it acts (bit i; bit c of i is answer c)."""
 READ, WRITE, AMOUNT, GAIN, LO, HI, SLOPE, THRESHOLD, BIAS = range(9)
 """Columns of `terms`: the places of r (−1: none) and w among the directions; the gate; the bias."""
-EDIT_WIDTH, TERM_WIDTH = HALF_LIFE + 1, BIAS + 1
+PROBE, COSINE, ABOVE, BELOW = range(4)
+"""Columns of `conditions`: the place of its probe among the directions; 1 if it reads the cosine; its limits."""
+EDIT_WIDTH, TERM_WIDTH, CONDITION_WIDTH = TRUTH + 1, BIAS + 1, BELOW + 1
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class PlanTables:
         terms: float32 [terms, TERM_WIDTH].
         vector_points: per direction its hook point, in the same way.
         vectors: float32 [directions, d_model].
+        condition_points: per condition, at which hook point it is read; the last sets of positions say where.
+        conditions: float32 [conditions, CONDITION_WIDTH].
     """
 
     points: np.ndarray
@@ -41,6 +46,8 @@ class PlanTables:
     terms: np.ndarray
     vector_points: np.ndarray
     vectors: np.ndarray
+    condition_points: np.ndarray
+    conditions: np.ndarray
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """As a message carries them, under a name."""
@@ -69,6 +76,13 @@ def places_of(points: np.ndarray) -> np.ndarray:
         found.append(taken.get(point, 0))
         taken[point] = found[-1] + 1
     return np.array(found, dtype=np.int64)
+
+
+def passes(total: np.ndarray, count: np.ndarray, above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Whether means of readings are within limits, computed as the operator does; NaN never is."""
+    total, count = np.float32(total), np.float32(count)
+    with np.errstate(invalid="ignore"):
+        return (total > np.float32(above) * count) & (total < np.float32(below) * count)
 
 
 def _content(array: np.ndarray) -> tuple[bytes, bytes]:

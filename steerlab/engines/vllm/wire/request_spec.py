@@ -76,6 +76,8 @@ class RequestSpec:
         prefix: names requests that begin with the same tokens and edits, and how many; None if there are no others.
         group: names requests of which none runs before all have arrived; None if it need not wait.
         origin: the position of the first generated token; None if nothing depends on it.
+        n_reads: how many of the groups, the last ones, are positions that conditions read instead.
+        read_from: names the tokens up to the last position that is read so.
     """
 
     row: str
@@ -87,6 +89,8 @@ class RequestSpec:
     prefix: SharedPrefix | None = None
     group: Group | None = None
     origin: int | None = None
+    n_reads: int = 0
+    read_from: str = ""
 
     def to_args(self) -> dict[str, Any]:
         """As `extra_args`."""
@@ -106,6 +110,8 @@ class RequestSpec:
             body["group"] = self.group
         if self.origin is not None:
             body["origin"] = self.origin
+        if self.n_reads:
+            body["reads"] = [self.n_reads, self.read_from]
         return {KEY: json.dumps(body)}
 
     @classmethod
@@ -119,11 +125,22 @@ class RequestSpec:
         """Names the edits at positions start ≤ p < stop; None if there are none."""
         if not self.groups:
             return None
-        inside = [clip(runs, start, stop) for runs in self.groups]
+        inside = [clip(runs, start, stop) for runs in self.groups[: len(self.groups) - self.n_reads]]
         if not any(inside):
             return None
         counted = "" if self.origin is None or stop <= self.origin else f":{self.origin}"  # in a prompt all are alike
-        return f"{self.plan}:{inside}{counted}"
+        asked = f":{self.reads}:{self.read_from}" if self.n_reads else ""  # the answer may lie beyond the block
+        return f"{self.plan}:{inside}{counted}{asked}"
+
+    @property
+    def reads(self) -> tuple[Runs, ...]:
+        """The positions that each condition reads."""
+        return self.groups[len(self.groups) - self.n_reads :]
+
+    @property
+    def first_read(self) -> int | None:
+        """The first position that a condition reads; None without conditions."""
+        return min((runs[0][0] for runs in self.reads if runs), default=None)
 
 
 def _are_bounds(bounds: Any) -> bool:
@@ -157,12 +174,13 @@ def _read(text: str) -> RequestSpec | None:
             tuple(body["prefix"]) if "prefix" in body else None,
             tuple(body["group"]) if "group" in body else None,
             body.get("origin"),
+            *body.get("reads", (0, "")),
         )
     except (InputError, PolicyError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix", "group", "origin"}
+_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix", "group", "origin", "reads"}
 
 
 def _are_sound(body: Mapping[str, Any]) -> bool:
@@ -172,6 +190,8 @@ def _are_sound(body: Mapping[str, Any]) -> bool:
     if body.get("draw", True) is not True or not all(map(_are_bounds, (*body["groups"], body["read"]))):
         return False
     if any([type(part) for part in body[name]] != [str, int] for name in ("prefix", "group") if name in body):
+        return False
+    if "reads" in body and [type(part) for part in body["reads"]] != [int, str]:
         return False
     if type(body.get("origin", 0)) is not int:
         return False

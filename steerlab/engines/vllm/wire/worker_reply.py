@@ -8,13 +8,15 @@ import numpy as np
 PARTS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "ran": (np.int64, (2,)),
     "edits": (np.int64, ()),
-    "tally": (np.float64, (2,)),
+    "tally": (np.float64, (3,)),
+    "answers": (np.float32, (2,)),
     "read": (np.int64, ()),
     "at": (np.int64, ()),
     "measured": (np.float32, ()),
 }
-"""Kind and shape of one entry: a run of positions that went through the model, which edit, its tokens and summed
-‖Δx‖/‖x‖, a position that was read, which prediction was measured, a measured value."""
+"""Kind and shape of one entry: a run of positions that went through the model; which edit; its tokens, summed ‖Δx‖/‖x‖,
+and the tokens that came before its condition was answered; sum and count of what a condition read; a position that was
+read; which prediction was measured; a measured value."""
 
 RANKS_APART = 1e-5
 """By how much ranks may differ in what each computes from the same logits, in nats."""

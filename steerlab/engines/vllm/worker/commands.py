@@ -81,6 +81,7 @@ def _by_row(wired: Wired, records: dict[str, RequestRecord]) -> dict[str, np.nda
             "ran": [record.ran for record in every],
             "edits": [edits for edits, _ in tallies],
             "tally": [values for _, values in tallies],
+            "answers": wired.state.answers(every),
             "read": [[p for positions, _ in record.read for p in positions] for record in every],
             "at": [at for at, _ in measured],
             "measured": [values.ravel() for _, values in measured],

@@ -1,7 +1,8 @@
 """The custom operator `steerlab::edit`, one call per wired hook point: opaque to the compiler, kept inside CUDA graphs.
 
-It changes `hidden` in place. It also counts into `tallies` and reads into `readings`, which nothing else in the graph
-touches; these are not declared as mutated, because the compiler would then copy whole buffers around every call.
+It changes `hidden` in place. It also counts into `tallies` and reads into `readings` and `answers`, which nothing else
+in the graph touches; these are not declared as mutated, because the compiler would then copy whole buffers around every
+call.
 """
 
 import torch
@@ -11,7 +12,8 @@ from steerlab.engines.vllm.worker.op_torch import edit_rows
 
 _SCHEMA = (
     "edit(Tensor(a!) hidden, Tensor? residual, Tensor tokens, Tensor origins, Tensor counts, Tensor runs, "
-    "Tensor edits, Tensor terms, Tensor vectors, Tensor tallies, Tensor readings) -> ()"
+    "Tensor edits, Tensor terms, Tensor vectors, Tensor probes, Tensor reads, Tensor limits, Tensor answers, "
+    "Tensor tallies, Tensor readings) -> ()"
 )
 _LIBRARY = torch.library.Library("steerlab", "FRAGMENT")
 

@@ -27,6 +27,8 @@ def edit_rows(
     table = of.tokens[: flat.shape[0]]
     edited = (table[:, SLOT] >= 0).nonzero()[:, 0]
     if len(edited):
+        if of.probes.shape[1] and bool(of.probes[:, :, 0].any()):
+            _read_conditions(_stream(flat, rest, edited), table[edited], of)
         delta = _delta(_stream(flat, rest, edited), table[edited], of)
         flat[edited] = (flat[edited].to(torch.float32) + delta).to(flat.dtype)
     read = (table[:, READ] >= 0).nonzero()[:, 0]
@@ -47,6 +49,8 @@ def _delta(
     slots, positions = table[:, SLOT].long(), table[:, POSITION]
     for k in range(of.edits.shape[1]):
         on = (of.counts[slots] > k) & _inside(of.runs[slots, k], positions)
+        if bool(on.any()):
+            on = _allowed(on, slots, k, of)
         if not bool(on.any()):
             continue
         place = slots[on]
@@ -56,12 +60,42 @@ def _delta(
         keeps = settings[:, column.KEEP, None] > 0
         change = torch.where(keeps, norm_kept(x[on], change), change)
         relative = change.norm(dim=-1) / x[on].norm(dim=-1).clamp_min(_TINY)
-        of.tallies[:, k].index_add_(0, place, torch.stack([torch.ones_like(relative), relative], dim=-1))
+        of.tallies[:, k].index_add_(
+            0, place, torch.stack([torch.ones_like(relative), relative, torch.zeros_like(relative)], dim=-1)
+        )
         x[on] += change
     return x - start
 
 
-def _factor(settings: Float[Tensor, "chosen 8"], generated: Int[Tensor, " chosen"]) -> Float[Tensor, " chosen"]:
+def _read_conditions(stream: Float[Tensor, "chosen d_model"], table: Int[Tensor, "chosen 3"], of: PointTables) -> None:
+    """Adds what conditions read here, before any edit, to their answers."""
+    x, slots = stream.to(torch.float32), table[:, SLOT].long()
+    for c in range(of.probes.shape[1]):
+        probes = of.probes[slots, c]
+        on = (probes[:, 0] > 0) & _inside(of.reads[slots, c], table[:, POSITION])
+        place = slots[on]
+        reading = (x[on] * of.vectors[place, probes[on, 0].long() - 1]).sum(dim=-1)
+        cosine = reading / x[on].norm(dim=-1).clamp_min(_TINY)
+        reading = torch.where(probes[on, 1] > 0, cosine, reading)
+        of.answers[:, c].index_add_(0, place, torch.stack([reading, torch.ones_like(reading)], dim=-1))
+
+
+def _allowed(
+    on: Bool[Tensor, " chosen"], slots: Int[Tensor, " chosen"], k: int, of: PointTables
+) -> Bool[Tensor, " chosen"]:
+    """Those tokens for which an edit's condition, if it has one, has passed; counts those that came too early."""
+    asks, truth = of.edits[slots, k, column.ASKS].long(), of.edits[slots, k, column.TRUTH].long()
+    answered, index = torch.ones_like(on), torch.zeros_like(asks)
+    for c in range(of.answers.shape[1]):
+        (total, count), (above, below, needed) = of.answers[slots, c].unbind(-1), of.limits[slots, c].unbind(-1)
+        answered &= ((asks >> c & 1) == 0) | (count >= needed)
+        index |= ((total > above * count) & (total < below * count)).long() << c
+    early = slots[on & ~answered]
+    of.tallies[:, k, 2].index_add_(0, early, torch.ones(len(early)))
+    return on & ((asks == 0) | (answered & ((truth >> index & 1) == 1)))
+
+
+def _factor(settings: Float[Tensor, "chosen 10"], generated: Int[Tensor, " chosen"]) -> Float[Tensor, " chosen"]:
     """Scale times schedule, at the index of each token among the generated ones."""
     j = generated.to(torch.float32)
     share = (j / settings[:, column.OVER]).clamp_max(1.0)

@@ -11,8 +11,62 @@ from torch import Tensor
 from steerlab.engines.vllm.worker.tables import PointTables
 
 
-# No argument may be called `params`: Triton's generated launcher has a variable of that name. The widths of `edits` (8)
-# and `terms` (9), and their columns, are those of `wire.plan_tables`.
+# No argument may be called `params`: Triton's generated launcher has a variable of that name. The widths of `edits`
+# (10) and `terms` (9), and their columns, are those of `wire.plan_tables`.
+@triton.jit
+def _covered(runs, position, RUNS: tl.constexpr):
+    acts = position < 0  # never: no run covers it yet
+    for run in tl.static_range(RUNS):  # pyright: ignore[reportGeneralTypeIssues]
+        first = tl.load(runs + run * 2)
+        last = tl.load(runs + run * 2 + 1)
+        acts = acts | ((first <= position) & (position < last))
+    return acts
+
+
+@triton.jit
+def _read_kernel(
+    hidden,
+    residual,
+    tokens,
+    vectors,
+    probes,
+    reads,
+    answers,
+    hidden_stride,
+    residual_stride,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DIRECTIONS: tl.constexpr,
+    RUNS: tl.constexpr,
+    CONDITIONS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """Adds what conditions read at this hook point to their answers; the next launch there uses them."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(tokens + token * 3)
+    if slot >= 0:
+        position = tl.load(tokens + token * 3 + 1)
+        columns = tl.arange(0, BLOCK)
+        inside = columns < D
+        place = slot.to(tl.int64)
+        for condition in range(CONDITIONS):
+            row = place * CONDITIONS + condition
+            probe = tl.load(probes + row * 2).to(tl.int32)
+            if probe > 0:
+                if _covered(reads + row * RUNS * 2, position, RUNS):
+                    raw = tl.load(hidden + token * hidden_stride + columns, mask=inside, other=0.0)
+                    x = raw.to(tl.float32)
+                    if HAS_RESIDUAL:
+                        rest = tl.load(residual + token * residual_stride + columns, mask=inside, other=0.0)
+                        x = (x + rest.to(tl.float32)).to(raw.dtype).to(tl.float32)
+                    along = tl.load(vectors + (place * DIRECTIONS + probe - 1) * D + columns, mask=inside, other=0.0)
+                    reading = tl.sum(x * along, axis=0)
+                    if tl.load(probes + row * 2 + 1) > 0:
+                        reading = reading / tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), 1.1754944e-38)
+                    tl.atomic_add(answers + row * 2, reading)
+                    tl.atomic_add(answers + row * 2 + 1, 1.0)
+
+
 @triton.jit
 def _edit_kernel(
     hidden,
@@ -24,6 +78,8 @@ def _edit_kernel(
     edits,
     terms,
     vectors,
+    limits,
+    answers,
     tallies,
     readings,
     hidden_stride,
@@ -33,6 +89,7 @@ def _edit_kernel(
     EDITS: tl.constexpr,
     DIRECTIONS: tl.constexpr,
     RUNS: tl.constexpr,
+    CONDITIONS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -54,13 +111,27 @@ def _edit_kernel(
         count = tl.where(slot >= 0, tl.load(counts + place), 0)
         for k in range(count):
             row = place * EDITS + k
-            acts = position < 0  # never: no run covers it yet
-            for run in tl.static_range(RUNS):  # pyright: ignore[reportGeneralTypeIssues]
-                first = tl.load(runs + (row * RUNS + run) * 2)
-                last = tl.load(runs + (row * RUNS + run) * 2 + 1)
-                acts = acts | ((first <= position) & (position < last))
+            settings = edits + row * 10
+            acts = _covered(runs + row * RUNS * 2, position, RUNS)
+            asks = tl.load(settings + 8).to(tl.int32)
+            if CONDITIONS > 0:
+                answered = position >= 0
+                index = 0
+                for condition in tl.static_range(CONDITIONS):  # pyright: ignore[reportGeneralTypeIssues]
+                    of = place * CONDITIONS + condition
+                    total = tl.load(answers + of * 2)
+                    number = tl.load(answers + of * 2 + 1)
+                    asked = ((asks >> condition) & 1) > 0
+                    answered = answered & ((asked == 0) | (number >= tl.load(limits + of * 3 + 2)))
+                    passed = (total > tl.load(limits + of * 3) * number) & (
+                        total < tl.load(limits + of * 3 + 1) * number
+                    )
+                    index = index | (passed.to(tl.int32) << condition)
+                truth = ((tl.load(settings + 9).to(tl.int32) >> index) & 1) > 0
+                if acts & (asks > 0) & (answered == 0):
+                    tl.atomic_add(tallies + row * 3 + 2, 1.0)
+                acts = acts & ((asks == 0) | (answered & truth))
             if acts:
-                settings = edits + row * 8
                 delta = tl.zeros_like(x)
                 first_term = tl.load(settings).to(tl.int32)
                 for index in range(first_term, first_term + tl.load(settings + 1).to(tl.int32)):
@@ -86,8 +157,8 @@ def _edit_kernel(
                     after = tl.sqrt(tl.sum(whole * whole, axis=0))
                     delta = whole * tl.where(after > 0, norm / after, 1.0) - x
                 size = tl.sqrt(tl.sum(delta * delta, axis=0))
-                tl.atomic_add(tallies + row * 2, 1.0)
-                tl.atomic_add(tallies + row * 2 + 1, size / tl.maximum(norm, 1.1754944e-38))
+                tl.atomic_add(tallies + row * 3, 1.0)
+                tl.atomic_add(tallies + row * 3 + 1, size / tl.maximum(norm, 1.1754944e-38))
                 x = x + delta
         changed = (own + (x - start)).to(raw.dtype)
         if slot >= 0:
@@ -104,6 +175,26 @@ def launch(hidden: Tensor, residual: Tensor | None, *tables: Tensor) -> None:
     flat = hidden.view(-1, width)
     rest = flat if residual is None else residual.view(-1, width)
     block = triton.next_power_of_2(width)
+    n_conditions = of.probes.shape[1]
+    if n_conditions:
+        _read_kernel[(flat.shape[0],)](
+            flat,
+            rest,
+            of.tokens,
+            of.vectors,
+            of.probes,
+            of.reads,
+            of.answers,
+            flat.stride(0),
+            rest.stride(0),
+            D=width,
+            BLOCK=block,
+            DIRECTIONS=of.vectors.shape[1],
+            RUNS=of.runs.shape[2],
+            CONDITIONS=n_conditions,
+            HAS_RESIDUAL=residual is not None,
+            num_warps=4 if block <= 4096 else 8,  # pyright: ignore[reportCallIssue]
+        )
     _edit_kernel[(flat.shape[0],)](
         flat,
         rest,
@@ -114,6 +205,8 @@ def launch(hidden: Tensor, residual: Tensor | None, *tables: Tensor) -> None:
         of.edits,
         of.terms,
         of.vectors,
+        of.limits,
+        of.answers,
         of.tallies,
         of.readings,
         flat.stride(0),
@@ -123,6 +216,7 @@ def launch(hidden: Tensor, residual: Tensor | None, *tables: Tensor) -> None:
         EDITS=of.edits.shape[1],
         DIRECTIONS=of.vectors.shape[1],
         RUNS=of.runs.shape[2],
+        CONDITIONS=n_conditions,
         HAS_RESIDUAL=residual is not None,
         num_warps=4 if block <= 4096 else 8,  # pyright: ignore[reportCallIssue]
     )

@@ -89,7 +89,8 @@ class RequestRecord:
         spec: what it asked for.
         problem: why its edits could not be made, if so.
         ran: runs of positions that went through the model, in order; a position may occur twice.
-        tallies: copies of the slot's tallies, one per stay in a slot; [hook points, edits, 2].
+        tallies: copies of the slot's tallies, one per stay in a slot; [hook points, edits, 3].
+        answers: what its conditions had read when it left its last slot, [conditions, 2].
         read: positions that were read, in order, and their streams [hook points, positions, d_model].
         measured: what passes measured, in order; a position may occur twice.
         draws: log q of sampled tokens, in order.
@@ -99,6 +100,7 @@ class RequestRecord:
     problem: str = ""
     ran: list[tuple[int, int]] = field(default_factory=list)
     tallies: list[Tensor] = field(default_factory=list)
+    answers: Tensor | None = None
     read: list[tuple[list[int], Tensor]] = field(default_factory=list)
     measured: list[RequestValues] = field(default_factory=list)
     draws: Draws = field(default_factory=Draws)

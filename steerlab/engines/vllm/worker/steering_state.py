@@ -1,6 +1,6 @@
 """A worker's steering: which request sits in which slot, what each pass holds, and what was edited and read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.wire.plan_tables import PlanTables, places_of
+from steerlab.engines.vllm.wire.plan_tables import ABOVE, ASKS, BELOW, COSINE, PROBE, PlanTables, places_of
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in
+from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in, size
 from steerlab.engines.vllm.worker.measuring import Measuring
 from steerlab.engines.vllm.worker.request_record import RequestRecord
 from steerlab.engines.vllm.worker.tables import POSITION, Tables, to_device
@@ -19,7 +19,9 @@ from steerlab.engines.vllm.worker.tables import POSITION, Tables, to_device
 STAGED = 1 << 26
 """Bytes of directions that cross to the device in one go; vLLM leaves little of its memory free."""
 
-_NO_EDITS = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.float32)
+_NO_ANSWERS = np.zeros((0, 2), dtype=np.float32)
+NOWHERE: Mapping[int, int] = {}
+_NO_EDITS = np.zeros(0, dtype=np.int64), np.zeros((0, 3), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,10 @@ class RankPlan:
         edits: rows of the table of edits; those of runs and tallies have the same index.
         terms: rows of the table of terms.
         vectors: rows of the table of directions, on the host where a GPU can fetch them.
+        probes: rows of the table of probes.
+        limits: of each condition; without how many positions it reads.
         counts: edits per hook point of this rank.
+        problem: why it cannot be carried out here, if so.
     """
 
     points: np.ndarray
@@ -57,7 +62,10 @@ class RankPlan:
     edits: Rows
     terms: Rows
     vectors: Rows
+    probes: Rows
+    limits: np.ndarray
     counts: np.ndarray
+    problem: str = ""
 
 
 class SteeringState:
@@ -104,8 +112,22 @@ class SteeringState:
             edits=Rows(self._first_row(here, room) + plan.places[mine], plan.edits[mine]),
             terms=Rows(self._first_row(term_points, room) + places_of(term_points), plan.terms[my_terms]),
             vectors=Rows(self._first_row(vector_points, n_vectors) + places_of(vector_points), vectors),
+            probes=self._probes(plan),
+            limits=plan.conditions[:, [ABOVE, BELOW]],
             counts=np.bincount(here, minlength=len(self.points)).astype(np.int32),
+            problem=self._problem(plan, mine),
         )
+
+    def _probes(self, plan: PlanTables) -> Rows:
+        mine, points = self._here(plan.condition_points)
+        values = np.stack([plan.conditions[mine, PROBE] + 1, plan.conditions[mine, COSINE]], axis=1)
+        return Rows(self._first_row(points, self.config.max_conditions) + mine, values.astype(np.float32))
+
+    def _problem(self, plan: PlanTables, mine: np.ndarray) -> str:
+        is_asked = bool(plan.edits[mine, ASKS].any())
+        if is_asked and not np.isin(plan.condition_points, self.points).all():
+            return "its condition is read on another pipeline stage than it edits; use tensor parallelism alone"
+        return ""
 
     def _here(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which entries are at hook points of this rank, and at which of them."""
@@ -133,27 +155,36 @@ class SteeringState:
         plan = self.plans.get(spec.plan)
         if plan is None:
             record.problem = f"its plan {spec.plan} is not held by this worker"
+        elif plan.problem:
+            record.problem = plan.problem
         elif len(plan.which):
             self._arriving[slot] = (plan, spec)
             self._is_edited[slot] = True
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, starts: Mapping[int, int] = NOWHERE) -> None:
         """Brings the tables up to date with who has left and entered since the last pass, all requests at once.
+
+        Args:
+            starts: by slot, the position at which a request goes on.
 
         No device synchronisation: what earlier passes still have to do there comes before this.
         """
         if self._departed:
             slots = to_device(np.fromiter(self._departed, dtype=np.int64), self.tables.tallies.device)
             copies = self.tables.tallies.index_select(1, slots).transpose(0, 1).contiguous()
-            for record, copy in zip(self._departed.values(), copies.unbind(), strict=True):
+            answers = self.tables.answers.index_select(0, slots)
+            for record, copy, answer in zip(self._departed.values(), copies.unbind(), answers.unbind(), strict=True):
                 record.tallies.append(copy)
+                record.answers = answer
             self._departed.clear()
         if self._arriving:
             entering = [(slot, *what) for slot, what in self._arriving.items()]
             largest = max(plan.vectors.values.nbytes for _, plan, _ in entering)
             at_once = max(1, STAGED // largest)
             for start in range(0, len(entering), at_once):
-                self._fill(*zip(*entering[start : start + at_once], strict=True))
+                part = entering[start : start + at_once]
+                self._fill(*zip(*part, strict=True))
+                self._ask([(slot, plan, spec) for slot, plan, spec in part if spec.n_reads], starts)
             self._arriving.clear()
 
     def _fill(self, slots: Sequence[int], plans: Sequence[RankPlan], specs: Sequence[RequestSpec]) -> None:
@@ -168,7 +199,7 @@ class SteeringState:
         edits = _rows_in(slots, [plan.edits for plan in plans], self.config.max_edits, device)
         _write(tables.edits, edits, np.concatenate([plan.edits.values for plan in plans]))
         _write(tables.runs, edits, self._run_table(plans, specs))
-        tables.tallies.view(-1, 2).index_fill_(0, edits, 0.0)
+        tables.tallies.view(-1, 3).index_fill_(0, edits, 0.0)
         terms = _rows_in(slots, [plan.terms for plan in plans], self.config.max_edits, device)
         _write(tables.terms, terms, np.concatenate([plan.terms.values for plan in plans]))
         taken = to_device(np.array(slots, dtype=np.int64), device)
@@ -176,6 +207,34 @@ class SteeringState:
         tables.counts.index_copy_(1, taken, to_device(counts, device))
         origins = np.array([spec.origin or 0 for spec in specs], dtype=np.int32)
         tables.origins.index_copy_(0, taken, to_device(origins, device))
+
+    def _ask(self, entering: Sequence[tuple[int, RankPlan, RequestSpec]], starts: Mapping[int, int]) -> None:
+        """Writes the conditions of requests into their slots.
+
+        One that only had to wait goes on with what its conditions have read. One that runs anew from before the first
+        position that is read, as after a preemption, reads it all again.
+        """
+        if not entering:
+            return
+        tables, device = self.tables, self.tables.answers.device
+        slots, plans, specs = zip(*entering, strict=True)
+        tables.probes.index_fill_(1, to_device(np.array(slots, dtype=np.int64), device), 0.0)
+        probes = _rows_in(slots, [plan.probes for plan in plans], self.config.max_conditions, device)
+        _write(tables.probes, probes, np.concatenate([plan.probes.values for plan in plans]))
+        room = self.config.max_conditions
+        rows = np.concatenate([slot * room + np.arange(spec.n_reads) for slot, _, spec in entering])
+        there = to_device(rows, device)
+        needed = np.array([size(runs) for spec in specs for runs in spec.reads], dtype=np.float32)
+        limits = np.concatenate([plan.limits for plan in plans]).astype(np.float32)
+        _write(tables.limits, there, np.concatenate([limits, needed[:, None]], axis=1))
+        reads = np.zeros((len(rows), self.config.max_runs, 2), dtype=np.int32)
+        for row, runs in enumerate(runs for spec in specs for runs in spec.reads):
+            reads[row, : len(runs)] = runs
+        _write(tables.reads, there, reads)
+        for slot, _, spec in entering:
+            known = self._in_slots[slot].answers
+            anew = known is None or starts.get(slot, 0) <= (spec.first_read or 0)
+            tables.answers[slot] = 0.0 if anew else known
 
     def _run_table(self, plans: Sequence[RankPlan], specs: Sequence[RequestSpec]) -> np.ndarray:
         """Positions of every edit of some requests, as the tables hold them; [edits, runs, 2]."""
@@ -207,7 +266,7 @@ class SteeringState:
             self._advance(slots, starts)
             return
         self.collect()
-        self._catch_up()
+        self._catch_up(dict(zip(slots.tolist(), starts.tolist(), strict=True)) if self._arriving else NOWHERE)
         known = self._is_known[slots]
         if not known.any():
             self.begin_empty()
@@ -298,18 +357,29 @@ class SteeringState:
         """What each request's edits did on this rank.
 
         Returns:
-            Per record which edits these are, and per edit the tokens edited and the sum of ‖Δx‖/‖x‖; [edits, 2].
+            Per record which edits these are, and per edit the tokens edited, the sum of ‖Δx‖/‖x‖, and the tokens that
+            came before its condition was answered; [edits, 3].
         """
         given = list(records)
         stays = [copy for record in given for copy in record.tallies]
         counted = iter(torch.stack(stays).cpu().numpy()) if stays else iter(())  # the only device synchronisation
         return [self._of_edits(record, [next(counted) for _ in record.tallies]) for record in given]
 
+    def answers(self, records: Iterable[RequestRecord]) -> list[np.ndarray]:
+        """Sum and count of what each request's conditions read here, [conditions, 2]."""
+        given = list(records)
+        asked = [record.answers for record in given if record.spec.n_reads and record.answers is not None]
+        read = iter(torch.stack(asked).cpu().numpy()) if asked else iter(())
+        return [
+            next(read)[: record.spec.n_reads] if record.spec.n_reads and record.answers is not None else _NO_ANSWERS
+            for record in given
+        ]
+
     def _of_edits(self, record: RequestRecord, stays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         plan = self.plans.get(record.spec.plan or "")
         if plan is None:
             return _NO_EDITS
-        whole = np.zeros((len(plan.which), 2), dtype=np.float32)
+        whole = np.zeros((len(plan.which), 3), dtype=np.float32)
         for stay in stays:
             whole += stay[plan.points, plan.places]
         return plan.which, whole

@@ -11,6 +11,8 @@ from torch import Tensor
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.plan_tables import EDIT_WIDTH, TERM_WIDTH
 
+_OF_ALL_POINTS = ("tokens", "origins", "reads", "limits", "answers")
+
 SLOT, POSITION, READ = 0, 1, 2
 """Columns of `tokens`."""
 
@@ -28,7 +30,12 @@ class Tables:
         edits: what each edit is, see `wire.plan_tables`.
         terms: the terms they consist of, see there.
         vectors: directions that terms read and write along.
-        tallies: per edit, the tokens it edited and their summed ‖Δx‖/‖x‖.
+        probes: of each condition that is read here the place of its direction plus one, and 1 if it reads the cosine.
+        reads: positions that each condition reads, as half-open intervals.
+        limits: of each condition, its limits and how many positions it reads.
+        answers: of each condition, sum and count of what it has read.
+        tallies: per edit, the tokens it edited, their summed ‖Δx‖/‖x‖, and the tokens that came before its condition
+            was answered.
         readings: the stream of tokens that are read, in the model's dtype.
     """
 
@@ -36,10 +43,14 @@ class Tables:
     origins: Int[Tensor, " slots"]
     counts: Int[Tensor, "points slots"]
     runs: Int[Tensor, "points slots edits runs 2"]
-    edits: Float[Tensor, "points slots edits 8"]
+    edits: Float[Tensor, "points slots edits 10"]
     terms: Float[Tensor, "points slots terms 9"]
     vectors: Float[Tensor, "points slots directions d_model"]
-    tallies: Float[Tensor, "points slots edits 2"]
+    probes: Float[Tensor, "points slots conditions 2"]
+    reads: Int[Tensor, "slots conditions runs 2"]
+    limits: Float[Tensor, "slots conditions 3"]
+    answers: Float[Tensor, "slots conditions 2"]
+    tallies: Float[Tensor, "points slots edits 3"]
     readings: Float[Tensor, "points reads d_model"]
 
     @classmethod
@@ -68,7 +79,11 @@ class Tables:
             edits=zeros(*lead, room, EDIT_WIDTH),
             terms=zeros(*lead, room, TERM_WIDTH),
             vectors=zeros(*lead, config.max_directions, d_model),
-            tallies=zeros(*lead, room, 2),
+            probes=zeros(*lead, config.max_conditions, 2),
+            reads=zeros(n_slots, config.max_conditions, config.max_runs, 2, dtype=torch.int32),
+            limits=zeros(n_slots, config.max_conditions, 3),
+            answers=zeros(n_slots, config.max_conditions, 2),
+            tallies=zeros(*lead, room, 3),
             readings=zeros(n_points, max(1, config.capture_tokens), d_model, dtype=dtype),
         )
 
@@ -79,10 +94,9 @@ class Tables:
 
     def of_point(self, index: int) -> "PointTables":
         """What the operator takes at one hook point; views of the same memory."""
-        mine = {name: getattr(self, name)[index] for name in ("counts", "runs", "edits", "terms", "vectors")}
-        return PointTables(
-            self.tokens, self.origins, **mine, tallies=self.tallies[index], readings=self.readings[index]
-        )
+        tables = {part.name: getattr(self, part.name) for part in fields(PointTables)}
+        here = {name: table if name in _OF_ALL_POINTS else table[index] for name, table in tables.items()}
+        return PointTables(**here)
 
 
 @dataclass(frozen=True)
@@ -93,10 +107,14 @@ class PointTables:
     origins: Int[Tensor, " slots"]
     counts: Int[Tensor, " slots"]
     runs: Int[Tensor, "slots edits runs 2"]
-    edits: Float[Tensor, "slots edits 8"]
+    edits: Float[Tensor, "slots edits 10"]
     terms: Float[Tensor, "slots terms 9"]
     vectors: Float[Tensor, "slots directions d_model"]
-    tallies: Float[Tensor, "slots edits 2"]
+    probes: Float[Tensor, "slots conditions 2"]
+    reads: Int[Tensor, "slots conditions runs 2"]
+    limits: Float[Tensor, "slots conditions 3"]
+    answers: Float[Tensor, "slots conditions 2"]
+    tallies: Float[Tensor, "slots edits 3"]
     readings: Float[Tensor, "reads d_model"]
 
     def __iter__(self) -> Iterator[Tensor]:
