@@ -328,20 +328,24 @@ def report(arms: list[Arm], options: argparse.Namespace) -> None:
         print(f"| {arm.engine} | {arm.name} | {rate:,.0f} | {median:.3f} | {min(ratios):.3f} | {max(ratios):.3f} |")
     plain, still, moved = arms[-3:]
     print(f"\nWired: {plain.engine}. Rows whose tokens are all the same, round by round (another split of the same")
-    print("work into batches can change tokens in bfloat16: the first line says how often it does):\n")
+    print("work into batches can change tokens in bfloat16: the first line says how often it does), and after how many")
+    print("tokens, in the median, the others part (steering shows at the first):\n")
     same = {
         "unsteered, this round and the one before": zip(plain.tokens[1:], plain.tokens, strict=False),
         "dose 0 and unsteered": zip(still.tokens, plain.tokens, strict=True),
         "steered and unsteered": zip(moved.tokens, plain.tokens, strict=True),
     }
-    print(f"| compared | rows the same of {options.requests} |\n| --- | --- |")
+    print(f"| compared | rows the same of {options.requests} | the others part after |\n| --- | --- | --- |")
     for name, pairs in same.items():
-        print(f"| {name} | {', '.join(str(alike(one, other)) for one, other in pairs)} |")
+        found = [agreement(one, other) for one, other in pairs]
+        print(f"| {name} | {', '.join(str(n) for n, _ in found)} | {', '.join(parted for _, parted in found)} |")
 
 
-def alike(ours: list, theirs: list) -> int:
-    """How many rows have the same tokens."""
-    return sum(one == other for one, other in zip(ours, theirs, strict=True))
+def agreement(ours: list, theirs: list) -> tuple[int, str]:
+    """How many rows have the same tokens, and after how many tokens the others part, in the median."""
+    rows = list(zip(ours, theirs, strict=True))
+    parted = [next(i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b) for x, y in rows if x != y]
+    return len(rows) - len(parted), f"{statistics.median(parted):g}" if parted else "–"
 
 
 # --- correctness --------------------------------------------------------------------------------------------------
