@@ -119,8 +119,8 @@ class LensEngine:
     def plain_model(self) -> Any:
         """The Hugging Face model without hook points, on this engine's weights: the same tensors, nothing copied.
 
-        Its modules are its own, so that hooks and modes of either leave the other alone; an optimiser's step on one
-        moves both.
+        Its modules are its own, so that hooks and modes of one do not affect the other; an optimiser's step on one
+        changes both.
 
         Raises:
             InputError: if the bridge computes something else than the plain model.

@@ -432,7 +432,7 @@ class VLLMEngine:
 
     def _tools(self) -> tuple[Encoder, Planner]:
         _ = self._running
-        encoder = Encoder(self.tokenizer, self.info, "Shorten it, or start the engine with a larger max_model_len")
+        encoder = Encoder(self.tokenizer, self.info, ", or start the engine with a larger max_model_len")
         return encoder, Planner(self.config, self.info, self.median_norm, self._plans)
 
     def _note_errors(self, made: Sequence[Any], on_error: str) -> None:

@@ -1,4 +1,4 @@
-"""A plan as the operator runs it: directions and parameters per wired layer, and positions per request.
+"""A plan as the workers' custom operator takes it: directions and parameters per wired layer, positions per request.
 
 One formula carries every operator that can run here, for the directions of a layer in turn, each seeing the result of
 the one before: x ← x + s·[a + g·(clip(u·x, lo, hi) − u·x)]·u.

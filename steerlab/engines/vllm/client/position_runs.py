@@ -56,7 +56,7 @@ def resolve(wheres: Sequence[Where], row: Row, max_runs: int) -> tuple[Runs, ...
 
 @lru_cache(maxsize=KEPT_RUNS)
 def _alike(wheres: tuple[Where, ...], prompt_len: int, length: int) -> tuple[Runs, ...]:
-    """Without a look at tokens and texts, rows of one length are alike."""
+    """A set's positions in rows of one length, cached; for sets that depend on neither tokens nor texts."""
     rows = RowPositions.of_rows([length], [prompt_len])
     return tuple(runs_of(where.resolve(rows)[0].numpy()) for where in wheres)
 
