@@ -14,7 +14,7 @@ Examples:
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -29,6 +29,8 @@ from steerlab.steering.checks import finite
 class Schedule(ABC):
     """A factor on Δ over generated positions. Build it with this module's functions."""
 
+    kind: ClassVar[str]
+
     def factor(self, index: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
         """The factor at each generated index; negative indices (the prompt) count as 0."""
         return self._factor(index.clamp_min(0).to(torch.float32))
@@ -42,15 +44,16 @@ class Schedule(ABC):
     def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
         """The factor at indices ≥ 0."""
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable description, read back by `from_json`."""
+        """A JSON-serialisable description, read back by `from_json`: the kind and the values."""
+        return {"kind": self.kind} | vars(self)
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The same factor everywhere."""
 
+    kind = "constant"
     value: float = 1.0
 
     def __post_init__(self) -> None:
@@ -65,10 +68,6 @@ class Constant(Schedule):
     def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
         return torch.full_like(index, self.value)
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "constant", "value": self.value}
-
     def __str__(self) -> str:
         return f"constant({self.value:g})"
 
@@ -77,6 +76,7 @@ class Constant(Schedule):
 class Linear(Schedule):
     """From `start` at j = 0 to `end` at j = `over`, and `end` from there on."""
 
+    kind = "linear"
     start: float
     end: float
     over: int
@@ -96,10 +96,6 @@ class Linear(Schedule):
         share = (index / self.over).clamp_max(1.0)
         return self.start * (1 - share) + self.end * share
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "linear", "start": self.start, "end": self.end, "over": self.over}
-
     def __str__(self) -> str:
         return f"linear({self.start:g}, {self.end:g}, over={self.over})"
 
@@ -108,6 +104,7 @@ class Linear(Schedule):
 class Decay(Schedule):
     """0.5^(j / half_life)."""
 
+    kind = "decay"
     half_life: float
 
     def __post_init__(self) -> None:
@@ -119,10 +116,6 @@ class Decay(Schedule):
     def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
         return torch.exp2(-index / self.half_life)
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "decay", "half_life": self.half_life}
-
     def __str__(self) -> str:
         return f"decay(half_life={self.half_life:g})"
 
@@ -131,6 +124,7 @@ class Decay(Schedule):
 class Window(Schedule):
     """1 for after ≤ j < until, else 0."""
 
+    kind = "window"
     after: int = 0
     until: int | None = None
 
@@ -145,10 +139,6 @@ class Window(Schedule):
     def _factor(self, index: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
         inside = index >= self.after
         return (inside if self.until is None else inside & (index < self.until)).to(index.dtype)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "window", "after": self.after, "until": self.until}
 
     def __str__(self) -> str:
         return f"window(after={self.after}, until={self.until})"
@@ -180,7 +170,7 @@ def from_json(data: dict[str, Any]) -> Schedule:
     Raises:
         PlanError: if the description is not one of ours.
     """
-    kinds = {"constant": Constant, "linear": Linear, "decay": Decay, "window": Window}
+    kinds = {found.kind: found for found in (Constant, Linear, Decay, Window)}
     try:
         kind = kinds[data["kind"]]
         return kind(**{key: value for key, value in data.items() if key != "kind"})
