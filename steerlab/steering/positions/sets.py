@@ -173,7 +173,7 @@ class Ids(Where):
 
 
 class Marked(Where):
-    """A set that is looked up in each row's prompt before the run; see `steerlab.steering.positions.prompt_lookup`."""
+    """A set that is looked up in each row's prompt before the run; module `prompt_lookup` does so."""
 
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
