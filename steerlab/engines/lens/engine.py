@@ -166,8 +166,8 @@ class LensEngine:
             stop: strings that end a row as soon as its text contains one; the text is cut before it.
             chat: take strings as user turns of a chat.
             batch_size: rows per batch; "auto" fills batches up to `batch_tokens`. The order of results is the same.
-            engine: how the model runs: `bridge` with every hook point, `fast` with those of the stream and the sublayers'
-                outputs, `compiled` as one program a step; `auto` takes `fast` where it can.
+            engine: how the model runs: `bridge` with every hook point, `fast` with those of the stream and of sublayer
+                outputs, `compiled` as one program a step; `auto` is `fast` where that is possible.
 
         Raises:
             ContextLengthError: if a prompt and its new tokens exceed the context.
