@@ -42,7 +42,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class EngineTraits:
-    """What differs between engines, for whoever has to choose by it.
+    """What differs between engines, for code that depends on it.
 
     Attributes:
         backend: `lens`, `vllm`, or a name of one's own; numbers of different backends are not mixed in a run.
@@ -79,7 +79,7 @@ class Engine(Protocol):
 
     @property
     def traits(self) -> EngineTraits:
-        """What this engine does in its own way."""
+        """How this engine differs from others."""
         ...
 
     @property

@@ -112,7 +112,7 @@ class LensEngine:
 
     @property
     def traits(self) -> EngineTraits:
-        """What this engine does in its own way."""
+        """How this engine differs from others."""
         device = next(self.model.parameters()).device.type
         return EngineTraits("lens", device, tuple(range(self.info.n_layers)), takes_functions=True)
 

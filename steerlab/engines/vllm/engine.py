@@ -148,7 +148,7 @@ class VLLMEngine:
 
     @property
     def traits(self) -> EngineTraits:
-        """What this engine does in its own way."""
+        """How this engine differs from others."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return EngineTraits("vllm", device, self.config.layers, takes_functions=False)
 

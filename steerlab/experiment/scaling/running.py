@@ -24,7 +24,7 @@ FIGURES: Final = ["slope", "low", "high", "curvature", "anti_steerable", "collap
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What became of a sweep.
+    """The result of a sweep.
 
     Attributes:
         path: its folder; the rows are in `sweep.parquet` there.
