@@ -68,7 +68,7 @@ class ModelInfo(Shown):
 
 @dataclass(frozen=True)
 class EngineTraits:
-    """What differs between engines, for whoever has to choose by it.
+    """What differs between engines, for code that depends on it.
 
     Attributes:
         backend: `lens`, `vllm`, or a name of one's own; numbers of different backends are not mixed in a run.
@@ -108,7 +108,7 @@ class Engine(Protocol):
 
     @property
     def traits(self) -> EngineTraits:
-        """What this engine does in its own way."""
+        """How this engine differs from others."""
         ...
 
     @property

@@ -2,7 +2,7 @@
 
 `policy_steps` gives the values, `policy_steps_gradient` the derivative of log p, log q and entropy by the logits. Both
 are written for rows of logits that exist for a moment only: see `steerlab.sequences`, which calls them chunk by chunk.
-On an NVIDIA GPU, in float32, both run as kernels of their own, see `steerlab.kernels`.
+On an NVIDIA GPU, in float32, both run as kernels of their own.
 """
 
 import math

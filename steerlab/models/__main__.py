@@ -1,4 +1,4 @@
-"""`python -m steerlab.models [NAME]`: make a model ready and print where it lies."""
+"""`python -m steerlab.models [NAME]`: makes a model ready and prints its directory."""
 
 import sys
 
@@ -7,7 +7,7 @@ from steerlab.models.resolver import resolve
 
 
 def main(arguments: list[str]) -> int:
-    """Resolve one model, the small default if none is named.
+    """Resolves one model, the small default if none is named.
 
     Args:
         arguments: At most one model name.

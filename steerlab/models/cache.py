@@ -1,11 +1,11 @@
-"""Where steerlab keeps what it can make again: prepared models and hashes."""
+"""The cache directory: prepared models and hashes, all of which can be made again."""
 
 import os
 from pathlib import Path
 
 
 def cache_root() -> Path:
-    """Give the cache directory; it need not exist yet.
+    """The cache directory; it need not exist yet.
 
     Returns:
         The directory that the environment variable `STEERLAB_CACHE` names, else the user's cache directory.

@@ -1,4 +1,4 @@
-"""Dequantise the SmolLM2 weights of an installed package into an ordinary model directory, once."""
+"""Dequantises the SmolLM2 weights of an installed package into an ordinary model directory, once."""
 
 import importlib.metadata
 import importlib.util
@@ -19,7 +19,7 @@ _MARKER = "steerlab.json"
 
 
 def packaged_gguf() -> Path | None:
-    """Find the GGUF file in the installed package, without importing it; None if it is not installed."""
+    """The GGUF file in the installed package, found without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -27,12 +27,12 @@ def packaged_gguf() -> Path | None:
 
 
 def prepared_directory(alias: str) -> Path:
-    """Give the directory where the alias's prepared model lies or would lie."""
+    """The directory where the alias's prepared model is or would be."""
     return cache_root() / "models" / f"{alias}-r{_RECIPE}"
 
 
 def read_marker(directory: Path) -> dict | None:
-    """Read the note that a finished conversion leaves.
+    """Reads the note that a finished conversion leaves.
 
     Args:
         directory: A directory of `prepared_directory`.
@@ -49,7 +49,7 @@ def read_marker(directory: Path) -> dict | None:
 
 
 def convert_once(alias: str, gguf: Path) -> Path:
-    """Convert the package's weights unless that has been done, whoever else is trying at the same time.
+    """Converts the package's weights once; safe when several processes try at the same time.
 
     The model is built in a directory beside its final place and renamed when it is whole, so a conversion that is
     killed leaves no model. What it does leave is removed by the next one.
@@ -93,7 +93,7 @@ def _build_under_lock(target: Path, build: Callable[[Path], dict]) -> None:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove what killed conversions left. Only the holder of the lock builds, so nothing here is in use."""
+    """Removes what killed conversions left. Only the holder of the lock builds, so nothing here is in use."""
     for leftover in target.parent.glob(f".{target.name}.tmp-*"):
         shutil.rmtree(leftover)
     if target.exists():
@@ -118,7 +118,7 @@ def _convert(gguf: Path, directory: Path) -> dict:
 
 
 def _save_weights(gguf: Path, directory: Path) -> None:
-    """Save the weights in float32, with the configuration of a model that never was quantised."""
+    """Saves the weights in float32, with the configuration of a model that never was quantised."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 
@@ -140,7 +140,7 @@ def _save_weights(gguf: Path, directory: Path) -> None:
 
 
 def _save_tokenizer(gguf: Path, directory: Path) -> None:
-    """Save the tokenizer with its chat template.
+    """Saves the tokenizer with its chat template.
 
     The file names its pre-tokeniser (`smollm`): digits one by one, then the byte-level split. The reader in
     transformers keeps only the second step, which cuts blanks before a digit differently, so the first is put back.

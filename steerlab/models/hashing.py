@@ -16,12 +16,12 @@ _SAMPLE, _SAMPLES = 1 << 16, 256
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """List a model directory's weight files by name: the safetensors if there are any, else the `.bin` files."""
+    """A model directory's weight files in order of name: the safetensors if there are any, else the `.bin` files."""
     return sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
 
 
 def weights_hash(path: str | Path, *, full: bool = False) -> str:
-    """Hash a model: its `config.json` and its weight files.
+    """The hash of a model: of its `config.json` and its weight files.
 
     Up to 4 GiB of weights are read whole. Of a larger model every file's name, size and first MiB count, and 256
     samples of 64 KiB at equal distances, so that its identity is known at once: another model, checkpoint or dtype has
@@ -58,7 +58,7 @@ def weights_hash(path: str | Path, *, full: bool = False) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Hash one file's bytes with sha256."""
+    """SHA-256 of a file's bytes."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

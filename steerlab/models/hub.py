@@ -1,4 +1,4 @@
-"""Fetch a model from the Hugging Face hub, or say in one sentence why that failed."""
+"""Fetches a model from the Hugging Face hub, or says in one sentence why that failed."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ _SUBFOLDERS = ["*/*"]
 
 
 def download(hub_id: str, revision: str | None, hint: str = "") -> Path:
-    """Download a model's configuration, tokenizer and weights into the hub's own cache.
+    """Downloads a model's configuration, tokenizer and weights into the hub's own cache.
 
     Args:
         hub_id: The `owner/name` of a model.

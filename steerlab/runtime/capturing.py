@@ -1,4 +1,4 @@
-"""Reading activations: gathered, and pooled if asked, on the device they arise on, and moved off it once."""
+"""Reads activations: selects and pools them on the device they are computed on, and copies the result off it once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -35,12 +35,12 @@ class Encoder:
     Attributes:
         tokenizer: the tokenizer; None if the engine works with token ids only.
         info: the model.
-        advice: what to do about a row that exceeds the context.
+        advice: what else than shortening a row makes it fit, as the end of "Shorten it…"; empty if nothing does.
     """
 
     tokenizer: Any
     info: ModelInfo
-    advice: str = "Shorten it"
+    advice: str = ""
 
     def prompts(self, prompts: Any, chat: bool, n_new: int = 0) -> list[EncodedPrompt]:
         """Every prompt's ids.
@@ -122,7 +122,7 @@ class Encoder:
         if length > limit:
             raise ContextLengthError(
                 f"Row {row}: {what} came to {length} tokens, {length - limit} more than the context of {limit}. "
-                f"{self.advice}; nothing is cut silently."
+                f"Shorten it{self.advice}; nothing is cut silently."
             )
 
 

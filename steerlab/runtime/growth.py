@@ -1,8 +1,8 @@
 """How rows can grow on a model: which of its shortcuts give what running every row whole gives.
 
-Families differ in whether they heed a mask, keep a cache, continue it by more than one token, or let rows of it be
-chosen. What a model does is found by trying: two short rows, once with the shortcut and once whole. Families that are
-compared by tests are not tried.
+Families differ in whether they respect an attention mask, keep a cache, continue it by more than one token, or let
+rows of it be chosen. What a model does is found by trying: two short rows, once with the shortcut and once whole.
+Families that are compared by tests are not tried.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,8 +46,8 @@ def fresh_rows(
 ) -> AnyRows:
     """Rows that have not begun: with a cache where that is right on this model.
 
-    The first rows of a model bring the trial of its shortcuts with them. Make rows before hooks are attached: the
-    trial's passes would be read and edited as the call's own.
+    The shortcuts of a model are tried out when its first rows are made. Make rows before hooks are attached: the
+    trial's passes would be read and edited like those of the call.
 
     Args:
         model: the causal language model to call, of a backend.

@@ -15,7 +15,7 @@ HookPair = tuple[str, HookFunction]
 
 @contextmanager
 def alone(model: Any) -> Iterator[None]:
-    """Runs the body while no other thread is in such a body of this model.
+    """Runs the body while no other thread runs such a body with this model.
 
     A hook on a model acts on every pass of it, whichever thread makes the pass, so that another's call would be edited
     and read too.

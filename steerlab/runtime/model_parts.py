@@ -89,7 +89,7 @@ class ModelParts:
         return getattr(self.config, "max_position_embeddings", None)
 
     def check_head(self) -> None:
-        """Nothing, if the model still has the head that was found.
+        """Checks that the model still has the head that was found.
 
         Raises:
             InputError: if another one has taken its place, e.g. after `resize_token_embeddings`.
@@ -149,7 +149,7 @@ def _wrappings(model: Any) -> list[Any]:
 
 
 def _check_whole(root: nn.Module) -> None:
-    """Nothing, if the model itself and all of its parameters are here.
+    """Checks that the model itself and all of its parameters are in this process's memory.
 
     Raises:
         InputError: for an engine around a model, whose gradients would stay unsynchronised, and for parameters that are

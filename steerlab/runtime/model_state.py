@@ -1,4 +1,4 @@
-"""What is found out about a model once and remembered as long as the model lives, outside the model itself.
+"""Caches of facts about a model, kept outside the model for as long as it lives.
 
 A copy or a pickle of a model carries nothing of it. What is remembered must not refer to the model it is about: an
 entry dies with its model only if the model is not reachable from it.

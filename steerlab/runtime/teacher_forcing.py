@@ -70,8 +70,8 @@ class TeacherForcing:
     Args:
         model: the model.
         assigned: the plan.
-        measures: named functions of (logits [rows, d_vocab], tokens [rows]) → [rows] or [rows, anything]; they say
-            what each token's prediction is worth, e.g. its log-probability.
+        measures: named functions of (logits [rows, d_vocab], tokens [rows]) → [rows] or [rows, anything]; e.g. the
+            log-probability of each token.
         budget: how much runs at once.
         d_vocab: number of logits.
         progress: called with the number of pairs finished.
@@ -197,7 +197,7 @@ class TeacherForcing:
             self.n_measured.update(pair.row_index for pair, _, _, _ in part)
 
     def _check_finite(self, logits: Tensor, pairs: Sequence[ForcedPair]) -> None:
-        """Nothing, if every row of logits is finite; one belongs to each of the pairs.
+        """Checks that every row of logits is finite; the rows belong to the pairs one by one.
 
         Raises:
             NonFiniteError: otherwise; names the prompt and the row.
@@ -209,7 +209,7 @@ class TeacherForcing:
             raise not_finite(what, logits.dtype, steered=bool(len(self.assigned.plan)))
 
     def _put(self, pair: ForcedPair, name: str, place: int, value: np.ndarray) -> None:
-        """Files what one token is worth; a pair's array is made when its first value comes."""
+        """Stores the values of one token; a pair's array is made when its first value comes."""
         found = self.values[pair.row_index]
         if name not in found:
             found[name] = np.full((len(pair.target_ids), *value.shape), np.nan, value.dtype)

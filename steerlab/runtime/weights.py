@@ -14,7 +14,7 @@ from steerlab.models import weights_hash
 def hash_of_weights(model: Any) -> str:
     """Content hash of the weights: that of the files the model came from if it still equals them, else of the values.
 
-    Vectors carry the hash of the files they were extracted from, so that a vector is belongs to the same model however
+    Vectors carry the hash of the files they were extracted from, so that a vector belongs to the same model however
     it was loaded.
     """
     path = Path(getattr(model, "name_or_path", "") or "")

@@ -1,6 +1,6 @@
 """Rows without a cache: every pass runs each row whole, from its first token, with padding behind it only.
 
-What stands behind a token reaches no causal model, whether it heeds a mask or not, and positions count from 0. So this
+What stands behind a token reaches no causal model, whether it uses a mask or not, and positions count from 0. So this
 is right for every family, and for all that `Rows` cannot run: those without a cache that can be continued, and those
 whose state runs on through padding. It costs a pass over the whole row for each token.
 """

@@ -222,7 +222,7 @@ class Plan(Shown):
 
         Raises:
             HookPointError, VectorMismatchError: as `check`.
-            PlanError: for strengths that leave no finite stream; see `steerlab.steering.finite_range`.
+            PlanError: for strengths that leave the finite range of the model's dtype.
         """
         resolved = self.check(info).resolved(median_norm, info.weights_hash)
         check_finite_range(resolved.edits, info)

@@ -15,7 +15,7 @@ import yaml
 
 from steerlab.core.errors import BackendMissingError, EngineError, InputError
 from steerlab.experiment.scaling import RayWorkers, SweepCheck, Task, run_locally, run_sweep
-from steerlab.experiment.scaling.ray_workers import _fitting, _Hope, next_task
+from steerlab.experiment.scaling.ray_workers import _fitting, _StartTimeout, next_task
 from tests.experiment.sweep_cells import cell
 from tests.tiny_models import build_tiny_llama
 
@@ -76,14 +76,14 @@ def test_without_ray_one_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_cluster_without_a_fitting_machine_is_waited_for_only_so_long() -> None:
-    hope = _Hope({"GPU": 1, "CPU": 2}, patience=0.2)
-    hope.check([{"CPU": 4.0}], 3)
+    timeout = _StartTimeout({"GPU": 1, "CPU": 2}, patience=0.2)
+    timeout.check([{"CPU": 4.0}], 3)
     time.sleep(0.3)
-    hope.check([{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}], 3)  # one came
-    hope.check([], 3)
+    timeout.check([{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}], 3)  # one came
+    timeout.check([], 3)
     time.sleep(0.3)
     with pytest.raises(EngineError, match=r"asks for \(1 GPU and 2 CPU\), and 3 cells are not measured.*ray start"):
-        hope.check([{"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}], 3)
+        timeout.check([{"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}], 3)
 
 
 # --- a cluster ----------------------------------------------------------------------------------------------------

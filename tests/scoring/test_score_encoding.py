@@ -32,8 +32,8 @@ def test_a_context_may_be_filled_and_not_exceeded():
     assert len(ENCODER.prompts([[5] * 30], False, 10)) == 1
     with pytest.raises(ContextLengthError, match=r"Row 1: prompt and new tokens came to 41.*40\. Shorten it; nothing"):
         ENCODER.prompts([[5], [5] * 30], False, 11)
-    with pytest.raises(ContextLengthError, match=r"Row 0: the prompt came to 41 .* Run less; nothing is cut"):
-        Encoder(TOKENIZER, INFO, "Run less").prompts([[5] * 41], False, 11)
+    with pytest.raises(ContextLengthError, match=r"Row 0: the prompt came to 41 .* Shorten it, or wait; nothing"):
+        Encoder(TOKENIZER, INFO, ", or wait").prompts([[5] * 41], False, 11)
 
 
 def test_prompts_are_errors_one_by_one():

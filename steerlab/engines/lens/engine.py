@@ -119,7 +119,7 @@ class LensEngine(Shown):
 
     @property
     def traits(self) -> EngineTraits:
-        """What this engine does in its own way."""
+        """How this engine differs from others."""
         device = next(self.model.parameters()).device.type
         layers = tuple(range(self.info.n_layers))
         return EngineTraits("lens", device, layers, takes_functions=True, gives_supports=True)
@@ -127,8 +127,8 @@ class LensEngine(Shown):
     def plain_model(self) -> Any:
         """The Hugging Face model without hook points, on this engine's weights: the same tensors, nothing copied.
 
-        Its modules are its own, so that hooks and modes of either leave the other alone; an optimiser's step on one
-        moves both.
+        Its modules are its own, so that hooks and modes of one do not affect the other; an optimiser's step on one
+        changes both.
 
         Raises:
             InputError: if the bridge computes something else than the plain model.
@@ -175,7 +175,8 @@ class LensEngine(Shown):
             stop: strings that end a row as soon as its text contains one; the text is cut before it.
             chat: take strings as user turns of a chat.
             batch_size: rows per batch; "auto" fills batches up to `batch_tokens`. The order of results is the same.
-            engine: `auto`, `bridge`, `fast` or `compiled`; see `steerlab.engines.lens.backends`.
+            engine: how the model runs: `bridge` with every hook point, `fast` with those of the stream and of sublayer
+                outputs, `compiled` as one program a step; `auto` is `fast` where that is possible.
             with_support: also record the set of tokens that each token was drawn from, in `completion.supports`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""One call of `generate` or `stream`: batches of rows through the loop, and what comes out of it."""
+"""One call of `generate` or `stream`: runs batches of rows through the generation loop and collects the results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -45,11 +45,11 @@ class GenerationTask:
         tokenizer: the model's own tokenizer.
         policy: the sampling policy.
         rules: when rows end.
-        engine: the engine asked for.
+        engine: the requested way to run the model: `auto`, `bridge`, `fast` or `compiled`.
         contents: per prompt of the call, what `span` and `mask` positions look at.
         outputs: by row index, what each row produced.
         receipts: by row index.
-        engine_used: the engine that ran; several are joined by `+`.
+        engine_used: the way the model ran; several are joined by `+`.
         with_support: record the set that every token was drawn from.
     """
 
@@ -139,7 +139,7 @@ class GenerationTask:
     def _prepare(
         self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, watch: Sequence[HookPair]
     ) -> tuple[PlanRun, Any, Attach]:
-        """The plan at work, fresh rows on the right engine, and what makes the context to run them in."""
+        """The plan's run, fresh rows on the right backend, and a function that makes the context to run them in."""
         lens = [len(job.prompt) for job in jobs]
         contents = None if self.contents is None else [self.contents[job.prompt_index] for job in jobs]
         run = PlanRun(assigned.plan, len(jobs), contents)

@@ -248,7 +248,7 @@ def _token_ids(ids: Any) -> frozenset[int]:
 
 
 def _check_vocabulary(model: Any, prompts: Sequence[Sequence[int]]) -> None:
-    """Nothing, if the model has every id; on a GPU a foreign one would end the process's use of the device."""
+    """Checks that the model has every id; on a GPU an unknown one would end the process's use of the device."""
     if hasattr(model, "original_model"):
         d_vocab = int(model.original_model.get_input_embeddings().weight.shape[0])
     else:

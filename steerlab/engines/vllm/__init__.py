@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from steerlab.engines.vllm.repcontrol import RepControl
     from steerlab.engines.vllm.sequence_prob import SequenceProb
 
-_NAMES = {"RepControl": "repcontrol", "SequenceProb": "sequence_prob", "VLLMEngine": "engine"}
+_MODULES = {
+    "RepControl": "steerlab.engines.vllm.repcontrol",
+    "SequenceProb": "steerlab.engines.vllm.sequence_prob",
+    "VLLMEngine": "steerlab.engines.vllm.engine",
+}
 
 __all__ = ["RepControl", "SequenceProb", "VLLMEngine"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on its first use."""
-    if name not in _NAMES:
+    """Loads a public name on its first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -159,7 +159,7 @@ class VLLMEngine(Shown):
 
     @property
     def traits(self) -> EngineTraits:
-        """What this engine does in its own way."""
+        """How this engine differs from others."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return EngineTraits("vllm", device, self.config.layers, takes_functions=False)
 
@@ -443,7 +443,7 @@ class VLLMEngine(Shown):
 
     def _tools(self) -> tuple[Encoder, Planner]:
         _ = self._running
-        encoder = Encoder(self.tokenizer, self.info, "Shorten it, or start the engine with a larger max_model_len")
+        encoder = Encoder(self.tokenizer, self.info, ", or start the engine with a larger max_model_len")
         return encoder, Planner(self.config, self.info, self.median_norm, self._plans)
 
     def _note_errors(self, made: Sequence[Any], on_error: str) -> None:

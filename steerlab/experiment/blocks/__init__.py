@@ -107,7 +107,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Completions:
-    """What followed a prompt, at several doses.
+    """Completions of a prompt at several doses.
 
     Attributes:
         prompt: the prompt.

@@ -51,7 +51,7 @@ class EngineRecipe:
         return content_hash([self.model, self.backend, plain_option(dict(self.options))])
 
     def what(self) -> dict[str, Any]:
-        """What of it determines numbers, as far as it is known before it is started."""
+        """Everything that determines its numbers, as far as it is known before the engine starts."""
         try:
             weights = weights_hash(resolve(self.model, revision=self.options.get("revision")).path)
         except ModelNotFoundError:
@@ -93,7 +93,7 @@ class VectorRecipe:
             raise DataError("A vector is extracted from pairs=, or is given as vector=; there is neither.")
 
     def what(self) -> dict[str, Any]:
-        """What determines the vector, besides the engine."""
+        """Everything that determines the vector, besides the engine."""
         pairs = None if self.pairs is None else self.pairs.hash
         if self.vector is not None:
             return {"vector": self.vector.hash, "pairs": pairs, "layer": self.layer}
@@ -111,7 +111,7 @@ class VectorRecipe:
 
 @dataclass(frozen=True)
 class SweepCell:
-    """An experiment in small: a vector is made, its plan measured at some doses, and against controls.
+    """A small experiment: a vector is made, its plan measured at some doses, and against controls.
 
     Attributes:
         settings: what distinguishes this cell in its sweep, by name; the leading columns of its rows.

@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 class SweepFolder:
-    """A folder that one process writes. Everything in it is written whole; a killed sweep leaves its finished cells.
+    """A folder that one process writes. Every file is written atomically; a killed sweep leaves its finished cells.
 
     Attributes:
         path: where it is.

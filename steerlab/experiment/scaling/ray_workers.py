@@ -16,7 +16,7 @@ from steerlab.experiment.scaling.worker import Outcome, SweepCheck, Task, Worker
 
 MAX_LOSSES: Final = 3
 """How many workers a cell may take down with it, and how many may fail to start, before it is given up."""
-LOOK_AFTER: Final = 5.0
+CHECK_SECONDS: Final = 5.0
 """Seconds without news after which the cluster's machines are looked at."""
 
 
@@ -68,8 +68,8 @@ class RayWorkers:
             gpus, size = self._resources(ray, len(tasks))
             options = {"num_cpus": self.cpus_per_worker, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
             remote = ray.remote(Worker).options(max_restarts=0, **options)
-            hope = _Hope({"GPU": gpus, "CPU": self.cpus_per_worker}, self.patience)
-            pool = _Pool(ray, hope, lambda: remote.remote(check, torch.get_num_threads()), size, tasks)
+            timeout = _StartTimeout({"GPU": gpus, "CPU": self.cpus_per_worker}, self.patience)
+            pool = _Pool(ray, timeout, lambda: remote.remote(check, torch.get_num_threads()), size, tasks)
             try:
                 yield from pool.outcomes()
             finally:
@@ -109,15 +109,20 @@ def require_ray() -> Any:
     return ray
 
 
-class _Hope:
-    """That a worker can start on some machine, for as long as one has patience without."""
+class _StartTimeout:
+    """How long a sweep waits while no machine of the cluster can run a worker.
+
+    Args:
+        wanted: what a worker asks for, by resource.
+        patience: seconds.
+    """
 
     def __init__(self, wanted: Mapping[str, float], patience: float) -> None:
         self._wanted, self._patience = wanted, patience
-        self._without_since: float | None = None
+        self._lost_since: float | None = None
 
     def check(self, machines: Iterable[Mapping[str, float]], left: int) -> None:
-        """Nothing, as long as a worker fits on a machine, or one may still come.
+        """Checks that a worker fits on a machine, or that the wait for one is not over.
 
         Args:
             machines: resources of those that are alive.
@@ -127,11 +132,11 @@ class _Hope:
             EngineError: if there was none for longer than the patience.
         """
         if any(_fitting(resources, self._wanted) for resources in machines):
-            self._without_since = None
+            self._lost_since = None
             return
         now = time.monotonic()
-        self._without_since = now if self._without_since is None else self._without_since
-        if now - self._without_since >= self._patience:
+        self._lost_since = now if self._lost_since is None else self._lost_since
+        if now - self._lost_since >= self._patience:
             asked = " and ".join(f"{share:g} {name}" for name, share in self._wanted.items() if share)
             raise EngineError(
                 "The Ray cluster has lost its machines: none is left with what a worker asks for "
@@ -190,8 +195,8 @@ def next_task(waiting: Sequence[Task], held: str | None, others: Mapping[str, in
 
 
 @dataclass
-class _Member:
-    """A worker: its handle, who it says it is, the id of its machine, and the engine that it has."""
+class _RayWorker:
+    """A worker: its handle, host and process, the id of its machine, and the name of the engine that it holds."""
 
     handle: Any
     identity: str = "not started"
@@ -199,96 +204,96 @@ class _Member:
     engine: str | None = None
 
 
-def _introduced(worker: Worker) -> tuple[str, str]:
-    """Who a worker is, and the id of its machine; runs in the worker."""
-    return worker.introduced(), require_ray().get_runtime_context().get_node_id()
+def _identify(worker: Worker) -> tuple[str, str]:
+    """A worker's host and process, and the id of its machine; runs in the worker."""
+    return worker.identity(), require_ray().get_runtime_context().get_node_id()
 
 
 class _Pool:
     """Workers, what each is doing, and what is still to be done."""
 
-    def __init__(self, ray: Any, hope: _Hope, start: Any, size: int, tasks: Sequence[Task]) -> None:
-        self._ray, self._hope, self._new = ray, hope, start
+    def __init__(self, ray: Any, timeout: _StartTimeout, start: Any, size: int, tasks: Sequence[Task]) -> None:
+        self._ray, self._timeout, self._start = ray, timeout, start
         self._size = size
         self._waiting = list(tasks)
-        self._flying: dict[Any, tuple[_Member, Task | None]] = {}
-        self._idle: list[_Member] = []
+        self._running: dict[Any, tuple[_RayWorker, Task | None]] = {}
+        self._idle: list[_RayWorker] = []
         self._losses: Counter[str] = Counter()
         self._notes: dict[str, list[str]] = {}
         self._failed_starts = 0
 
     def outcomes(self) -> Iterator[Outcome]:
         """Measures everything; a lost worker is replaced and its task done first."""
-        self._staff()
+        self._start_workers()
         while self._waiting or self._busy:
-            landed, _ = self._ray.wait(list(self._flying), num_returns=1, timeout=LOOK_AFTER)
-            for ref in landed:
-                yield from self._landed(ref, *self._flying.pop(ref))
-            if not landed:
-                yield from self._looked_after()
-            self._staff()
+            ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=CHECK_SECONDS)
+            for ref in ready:
+                yield from self._receive(ref, *self._running.pop(ref))
+            if not ready:
+                yield from self._check_machines()
+            self._start_workers()
             yield from self._dispatch()
 
     @property
     def _busy(self) -> int:
         """How many workers measure a cell."""
-        return sum(task is not None for _, task in self._flying.values())
+        return sum(task is not None for _, task in self._running.values())
 
-    def _looked_after(self) -> Iterator[Outcome]:
+    def _check_machines(self) -> Iterator[Outcome]:
         """Gives up on workers whose machine is gone, from which no answer may ever come.
 
         Raises:
             EngineError: if nothing is being measured, and no machine is left for a worker to start on.
         """
         alive = _alive(self._ray)
-        gone = [ref for ref, (member, _) in self._flying.items() if member.machine not in (None, *alive)]
+        gone = [ref for ref, (worker, _) in self._running.items() if worker.machine not in (None, *alive)]
         for ref in gone:
-            member, task = self._flying.pop(ref)
+            worker, task = self._running.pop(ref)
             if task is not None:
-                yield from self._lost(member, task, EngineError("its machine left the cluster"))
-        self._idle = [member for member in self._idle if member.machine in alive]
+                yield from self._lost(worker, task, EngineError("its machine left the cluster"))
+        self._idle = [worker for worker in self._idle if worker.machine in alive]
         if not self._busy and not self._idle:
-            self._hope.check(alive.values(), len(self._waiting))
+            self._timeout.check(alive.values(), len(self._waiting))
 
     def close(self) -> None:
         """Ends all workers."""
-        for member in [*self._idle, *(member for member, _ in self._flying.values())]:
-            self._end(member)
+        for worker in [*self._idle, *(worker for worker, _ in self._running.values())]:
+            self._end(worker)
 
-    def _end(self, member: _Member) -> None:
-        self._ray.kill(member.handle)
+    def _end(self, worker: _RayWorker) -> None:
+        self._ray.kill(worker.handle)
 
-    def _staff(self) -> None:
+    def _start_workers(self) -> None:
         """Starts workers as long as there are fewer than planned, and work for them."""
-        while len(self._flying) + len(self._idle) < min(self._size, len(self._waiting) + self._busy):
-            member = _Member(self._new())
-            self._flying[member.handle.__ray_call__.remote(_introduced)] = member, None
+        while len(self._running) + len(self._idle) < min(self._size, len(self._waiting) + self._busy):
+            worker = _RayWorker(self._start())
+            self._running[worker.handle.__ray_call__.remote(_identify)] = worker, None
 
-    def _landed(self, ref: Any, member: _Member, task: Task | None) -> Iterator[Outcome]:
-        """Takes in what a worker was asked for: who it is, or a finished task."""
+    def _receive(self, ref: Any, worker: _RayWorker, task: Task | None) -> Iterator[Outcome]:
+        """Receives an answer of a worker: its identity after its start, or a finished task."""
         try:
             value = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:  # the worker lives; what it was given does not fit there
             if task is None:
-                self._not_started(member, error)
+                self._not_started(worker, error)
                 return
-            self._idle.append(member)
-            yield Outcome(task.key, None, f"{type(error).__name__}: {error}", worker=member.identity)
+            self._idle.append(worker)
+            yield Outcome(task.key, None, f"{type(error).__name__}: {error}", worker=worker.identity)
             return
         except self._ray.exceptions.RayError as error:
             if task is None:
-                self._not_started(member, error)
+                self._not_started(worker, error)
             else:
-                yield from self._lost(member, task, error)
+                yield from self._lost(worker, task, error)
             return
-        self._idle.append(member)
+        self._idle.append(worker)
         if task is None:
-            member.identity, member.machine = value
+            worker.identity, worker.machine = value
         else:
             yield self._noted(value)
 
-    def _not_started(self, member: _Member, error: Exception) -> None:
-        self._end(member)
+    def _not_started(self, worker: _RayWorker, error: Exception) -> None:
+        self._end(worker)
         self._failed_starts += 1
         if self._failed_starts >= MAX_LOSSES:
             raise EngineError(
@@ -296,14 +301,14 @@ class _Pool:
                 f"in the same version. The last said: {_last_line(error)}"
             ) from error
 
-    def _lost(self, member: _Member, task: Task, error: Exception) -> Iterator[Outcome]:
-        self._end(member)
+    def _lost(self, worker: _RayWorker, task: Task, error: Exception) -> Iterator[Outcome]:
+        self._end(worker)
         self._losses[task.key] += 1
         if self._losses[task.key] >= MAX_LOSSES:
-            text = f"{MAX_LOSSES} workers were lost over this cell, the last ({member.identity}) with: "
-            yield Outcome(task.key, None, text + _last_line(error), str(error), member.identity)
+            text = f"{MAX_LOSSES} workers were lost over this cell, the last ({worker.identity}) with: "
+            yield Outcome(task.key, None, text + _last_line(error), str(error), worker.identity)
             return
-        note = f"The worker {member.identity} was lost; its cell was given to another."
+        note = f"The worker {worker.identity} was lost; its cell was given to another."
         self._notes.setdefault(task.key, []).append(note)
         self._waiting.insert(0, task)
 
@@ -316,20 +321,20 @@ class _Pool:
     def _dispatch(self) -> Iterator[Outcome]:
         """Gives every idle worker something to do."""
         while self._idle and self._waiting:
-            member = self._idle.pop(0)
-            others = Counter(other.engine for other in self._members() if other.engine is not None)
-            task = self._waiting.pop(next_task(self._waiting, member.engine, others))
-            member.engine = task.work.engine.name
+            worker = self._idle.pop(0)
+            others = Counter(other.engine for other in self._workers() if other.engine is not None)
+            task = self._waiting.pop(next_task(self._waiting, worker.engine, others))
+            worker.engine = task.work.engine.name
             try:
-                ref = member.handle.run.remote(task)
+                ref = worker.handle.run.remote(task)
             except Exception as error:  # whatever pickling raises over a metric or a plan that a caller wrote
-                self._idle.append(member)
+                self._idle.append(worker)
                 yield Outcome(task.key, None, f"This cell cannot be sent to a worker: {type(error).__name__}: {error}")
                 continue
-            self._flying[ref] = member, task
+            self._running[ref] = worker, task
 
-    def _members(self) -> list[_Member]:
-        return [*self._idle, *(member for member, _ in self._flying.values())]
+    def _workers(self) -> list[_RayWorker]:
+        return [*self._idle, *(worker for worker, _ in self._running.values())]
 
 
 def _last_line(error: Exception) -> str:

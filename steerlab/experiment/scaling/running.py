@@ -25,7 +25,7 @@ FIGURES: Final = ["slope", "low", "high", "curvature", "anti_steerable", "collap
 
 @dataclass(frozen=True, repr=False)
 class SweepResult(Shown):
-    """What became of a sweep.
+    """The result of a sweep.
 
     Attributes:
         path: its folder; the rows are in `sweep.parquet` there.

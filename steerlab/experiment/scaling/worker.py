@@ -82,7 +82,7 @@ class Worker:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def introduced(self) -> str:
+    def identity(self) -> str:
         """Host and process; an answer says that the worker is there."""
         return f"{socket.gethostname()}:{os.getpid()}"
 
@@ -96,7 +96,7 @@ class Worker:
                 data, error, trace = None, f"{type(failure).__name__}: {failure}", traceback.format_exc()
                 if isinstance(failure, EngineError):
                     self.close()  # its processes are gone; the next cell starts another
-        return Outcome(task.key, data, error, trace, self.introduced(), _own(caught))
+        return Outcome(task.key, data, error, trace, self.identity(), _own(caught))
 
     def close(self) -> None:
         """Frees the engine."""

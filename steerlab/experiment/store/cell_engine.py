@@ -1,4 +1,4 @@
-"""An engine whose scores are cells: measurements written for an engine become resumable by being given this one."""
+"""An engine that stores its scores as cells: a measurement that runs on it can be resumed."""
 
 import math
 from collections.abc import Sequence

@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class StoredCell:
-    """A cell as it was read back.
+    """A cell that was read back.
 
     Attributes:
         cell: what was measured.

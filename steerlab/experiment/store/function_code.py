@@ -21,5 +21,5 @@ def bytecode(code: CodeType) -> bytes:
 
 
 def _constant(value: object) -> bytes:
-    """A frozenset shows its members in another order in another process."""
+    """A constant as bytes; members of a frozenset sorted, because their order differs between processes."""
     return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value).encode()

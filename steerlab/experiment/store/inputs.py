@@ -16,7 +16,7 @@ from steerlab.steering.plan import Plan
 
 
 class Inputs:
-    """Plans and data, each under its own hash, and operators of a user's own, each under that of its description.
+    """Plans and data, each stored under its hash; users' own operators, each under the hash of its description.
 
     Args:
         folder: the run directory; None for memory only.

@@ -37,7 +37,7 @@ def operator_identity(operator: Operator) -> dict[str, Any]:
 
 
 def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of what is another in the second identity than in the first, or is in one of them only.
+    """Names of the parts that differ between two identities, or are in one of them only.
 
     Under one version of Python what the code compiles to decides, so that comments may change; else its source does.
     """

@@ -53,7 +53,7 @@ def finding_kind(name: str, attribute: str, made: type, nested: Sequence[type] =
 
 
 class Results(Shown):
-    """What an experiment has produced so far, in order; what is measured again takes its old place.
+    """What an experiment has produced so far, in order; a result that is measured again replaces the old one.
 
     Each kind of result is a list: `effects` (pairs of an effect and its plan), `costs`, `entropies`, `generations`,
     `vectors`, `selfchecks`, `selections`, `confirmations`, `interactions`, `transfers`, `parities`.

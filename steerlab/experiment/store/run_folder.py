@@ -1,4 +1,4 @@
-"""Files of a run directory: written whole, and entered with their hash in a manifest that only grows."""
+"""Files of a run directory: written atomically, and listed with their hashes in an append-only manifest."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ class RunFolder:
         self.path = path
 
     def write(self, relative: str, data: bytes | str) -> Path:
-        """Writes a file whole and enters its hash in the manifest."""
+        """Writes a file atomically and enters its hash in the manifest."""
         payload = encoded(data, relative)
         path = write_atomic(self.path / relative, payload)
         self.enter(relative, payload)

@@ -1,4 +1,4 @@
-"""Whether the threads of this process had to wait for cores that other programs used: then fewer threads are faster.
+"""Detects that threads of this process waited for cores that other programs used: then fewer threads are faster.
 
 Threads of one operation wait for the slowest of them, so on a busy machine one thread that cannot run holds up all.
 """

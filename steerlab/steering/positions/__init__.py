@@ -1,8 +1,8 @@
 """Which tokens an edit reaches, how strongly along the generated tokens, and in which rows.
 
 `where` builds sets of positions (classes in `sets`), `schedule` factors over the generated positions, `condition`
-answers per row whether an edit acts. `rows` says which tokens a forward pass holds; `prompt_lookup` finds the sets that
-depend on a prompt's text.
+answers per row whether an edit acts. `rows` says which tokens a forward pass holds; `prompt_lookup` finds the sets
+that depend on a prompt's text.
 """
 
 from steerlab.steering.positions.rows import Marks, RowPositions

@@ -13,9 +13,9 @@ Examples:
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -39,6 +39,8 @@ class Curve(NamedTuple):
 class Schedule(ABC):
     """A factor on Δ over generated positions. Build it with this module's functions."""
 
+    kind: ClassVar[str]
+
     @property
     def curve(self) -> Curve:
         """What every engine computes the factor from."""
@@ -60,15 +62,16 @@ class Schedule(ABC):
         """Where the factor may be other than 0."""
         return torch.ones_like(index, dtype=torch.bool)
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable description, read back by `from_json`."""
+        """A JSON-serialisable description, read back by `from_json`: the kind and the values."""
+        return {"kind": self.kind} | vars(self)
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The same factor everywhere."""
 
+    kind = "constant"
     value: float = 1.0
 
     def __post_init__(self) -> None:
@@ -79,10 +82,6 @@ class Constant(Schedule):
     def curve(self) -> Curve:
         return Curve(self.value, self.value)
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "constant", "value": self.value}
-
     def __str__(self) -> str:
         return f"constant({self.value:g})"
 
@@ -91,6 +90,7 @@ class Constant(Schedule):
 class Linear(Schedule):
     """From `start` at j = 0 to `end` at j = `over`, and `end` from there on."""
 
+    kind = "linear"
     start: float
     end: float
     over: int
@@ -105,10 +105,6 @@ class Linear(Schedule):
     def curve(self) -> Curve:
         return Curve(self.start, self.end, self.over)
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "linear", "start": self.start, "end": self.end, "over": self.over}
-
     def __str__(self) -> str:
         return f"linear({self.start:g}, {self.end:g}, over={self.over})"
 
@@ -117,6 +113,7 @@ class Linear(Schedule):
 class Decay(Schedule):
     """0.5^(j / half_life)."""
 
+    kind = "decay"
     half_life: float
 
     def __post_init__(self) -> None:
@@ -129,10 +126,6 @@ class Decay(Schedule):
     def curve(self) -> Curve:
         return Curve(half_life=self.half_life)
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "decay", "half_life": self.half_life}
-
     def __str__(self) -> str:
         return f"decay(half_life={self.half_life:g})"
 
@@ -141,6 +134,7 @@ class Decay(Schedule):
 class Window(Schedule):
     """1 for after ≤ j < until, else 0."""
 
+    kind = "window"
     after: int = 0
     until: int | None = None
 
@@ -155,10 +149,6 @@ class Window(Schedule):
     def _acts(self, index: Float[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
         inside = index >= self.after
         return inside if self.until is None else inside & (index < self.until)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "window", "after": self.after, "until": self.until}
 
     def __str__(self) -> str:
         return f"window(after={self.after}, until={self.until})"
@@ -190,7 +180,7 @@ def from_json(data: dict[str, Any]) -> Schedule:
     Raises:
         PlanError: if the description is not one of ours.
     """
-    kinds = {"constant": Constant, "linear": Linear, "decay": Decay, "window": Window}
+    kinds = {found.kind: found for found in (Constant, Linear, Decay, Window)}
     try:
         kind = kinds[data["kind"]]
         return kind(**{key: value for key, value in data.items() if key != "kind"})

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool
@@ -19,6 +19,8 @@ from steerlab.steering.positions.rows import RowPositions
 class Where(ABC):
     """A set of positions. Build it with the functions of `sl.where` and combine with `|`, `&` and `~`."""
 
+    kind: ClassVar[str]
+
     def resolve(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         """Which of the pass's tokens belong to the set; never padding."""
         return self._select(rows) & rows.is_token
@@ -27,9 +29,14 @@ class Where(ABC):
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         """Which positions belong to the set, padding not yet excluded."""
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable description, read back by `from_json`."""
+        """A JSON-serialisable description, read back by `from_json`: the kind, and the values or the sets in it."""
+        if self.parts:
+            return {"kind": self.kind, "of": [part.to_json() for part in self.parts]}
+        return {"kind": self.kind} | {name: _listed(value) for name, value in vars(self).items()}
+
+    def __str__(self) -> str:
+        return f"{self.kind}()"
 
     @property
     def parts(self) -> "tuple[Where, ...]":
@@ -61,54 +68,40 @@ class Where(ABC):
 class All(Where):
     """Every position."""
 
+    kind = "all"
+
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         return rows.is_token
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "all"}
-
-    def __str__(self) -> str:
-        return "all()"
 
 
 @dataclass(frozen=True)
 class Prompt(Where):
     """Every position of the prompt."""
 
+    kind = "prompt"
+
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         return rows.generated_index < 0
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "prompt"}
-
-    def __str__(self) -> str:
-        return "prompt()"
 
 
 @dataclass(frozen=True)
 class LastPrompt(Where):
     """The prompt's last position, which predicts the first generated token."""
 
+    kind = "last_prompt"
+
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         return rows.generated_index == -1
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "last_prompt"}
-
-    def __str__(self) -> str:
-        return "last_prompt()"
 
 
 @dataclass(frozen=True)
 class Generated(Where):
     """Generated positions j with after ≤ j < until, j counted from 0 at the first token fed back."""
 
+    kind = "generated"
     after: int = 0
     until: int | None = None
 
@@ -125,10 +118,6 @@ class Generated(Where):
         inside = rows.generated_index >= self.after
         return inside if self.until is None else inside & (rows.generated_index < self.until)
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "generated", "after": self.after, "until": self.until}
-
     def __str__(self) -> str:
         limits = [f"after={self.after}"] * (self.after > 0) + [f"until={self.until}"] * (self.until is not None)
         return f"generated({', '.join(limits)})"
@@ -138,6 +127,7 @@ class Generated(Where):
 class Index(Where):
     """Single absolute positions; negative ones count from the prompt's end (−1 is its last token)."""
 
+    kind = "index"
     indices: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -154,10 +144,6 @@ class Index(Where):
             hit |= (rows.positions == wanted[:, None]) & (wanted >= 0)[:, None]
         return hit
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "index", "indices": list(self.indices)}
-
     def __str__(self) -> str:
         return f"index({', '.join(map(str, self.indices))})"
 
@@ -166,6 +152,7 @@ class Index(Where):
 class Ids(Where):
     """Positions that hold one of these tokens, in the prompt or generated."""
 
+    kind = "ids"
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -181,16 +168,12 @@ class Ids(Where):
         tokens = rows.token_ids.to(rows.positions.device)
         return torch.isin(tokens, torch.tensor(self.token_ids, device=tokens.device))
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "ids", "token_ids": list(self.token_ids)}
-
     def __str__(self) -> str:
         return f"ids({', '.join(map(str, self.token_ids))})"
 
 
 class Marked(Where):
-    """A set that is looked up in each row's prompt before the run; see `steerlab.steering.positions.prompt_lookup`."""
+    """A set that is looked up in each row's prompt before the run; module `prompt_lookup` does so."""
 
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
@@ -203,6 +186,7 @@ class Marked(Where):
 class Span(Marked):
     """Prompt tokens that spell a text: every token that shares a character with it."""
 
+    kind = "span"
     text: str
     occurrence: int | None = None
     missing: Literal["error", "skip"] = "error"
@@ -221,10 +205,6 @@ class Span(Marked):
         if self.missing not in ("error", "skip"):
             raise PlanError(f"missing is 'error' or 'skip', got {self.missing!r}.")
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "span", "text": self.text, "occurrence": self.occurrence, "missing": self.missing}
-
     def __str__(self) -> str:
         which = "" if self.occurrence is None else f", occurrence={self.occurrence}"
         return f"span({self.text!r}{which}{', missing=skip' if self.missing == 'skip' else ''})"
@@ -238,23 +218,21 @@ class Mask(Marked):
         rows: absolute positions per prompt.
     """
 
+    kind = "mask"
     rows: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(tuple(map(int, row)) for row in self.rows))
         if any(position < 0 for row in self.rows for position in row):
             raise PlanError(f"A mask holds absolute positions ≥ 0, got {self.rows!r:.80}.")
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "mask", "rows": [list(row) for row in self.rows]}
 
     def __str__(self) -> str:
         return f"mask({len(self.rows)} × {sum(map(len, self.rows))} positions)"
 
 
 @dataclass(frozen=True)
-class Either(Where):
-    """Positions in one set or the other."""
+class Pair(Where):
+    """Two sets combined."""
 
     left: Where
     right: Where
@@ -264,37 +242,30 @@ class Either(Where):
     def parts(self) -> tuple[Where, ...]:
         return (self.left, self.right)
 
+
+@dataclass(frozen=True)
+class Either(Pair):
+    """Positions in one set or the other."""
+
+    kind = "either"
+
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         return self.left.resolve(rows) | self.right.resolve(rows)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "either", "of": [self.left.to_json(), self.right.to_json()]}
 
     def __str__(self) -> str:
         return f"{self.left} | {self.right}"
 
 
 @dataclass(frozen=True)
-class Both(Where):
+class Both(Pair):
     """Positions in both sets."""
 
-    left: Where
-    right: Where
-
-    @property
-    @override
-    def parts(self) -> tuple[Where, ...]:
-        return (self.left, self.right)
+    kind = "both"
 
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         return self.left.resolve(rows) & self.right.resolve(rows)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "both", "of": [self.left.to_json(), self.right.to_json()]}
 
     def __str__(self) -> str:
         return f"{_bracketed(self.left)} & {_bracketed(self.right)}"
@@ -304,6 +275,7 @@ class Both(Where):
 class Not(Where):
     """Positions outside a set."""
 
+    kind = "not"
     inner: Where
 
     @property
@@ -315,10 +287,6 @@ class Not(Where):
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         return ~self.inner.resolve(rows)
 
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "not", "of": [self.inner.to_json()]}
-
     def __str__(self) -> str:
         return f"~{_bracketed(self.inner)}"
 
@@ -327,6 +295,11 @@ def _check(other: object) -> Where:
     if not isinstance(other, Where):
         raise PlanError(f"Only positions combine with positions; got {other!r}. Write e.g. sl.where.prompt().")
     return other
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists, as JSON reads them back."""
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _bracketed(where: Where) -> str:

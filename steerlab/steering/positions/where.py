@@ -157,19 +157,14 @@ def _spread(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _build(data: dict[str, Any]) -> Where:
-    kind = data["kind"]
-    simple = {"all": All, "prompt": Prompt, "last_prompt": LastPrompt}
-    if kind in simple:
-        return simple[kind]()
-    if kind == "generated":
-        return Generated(data["after"], data["until"])
-    if kind == "index":
-        return Index(tuple(data["indices"]))
-    if kind == "ids":
-        return Ids(tuple(data["token_ids"]))
-    if kind == "span":
-        return Span(data["text"], data["occurrence"], data["missing"])
-    if kind == "mask":
-        return Mask(tuple(tuple(int(i) for i in row) for row in data["rows"]))
-    parts = [from_json(part) for part in data["of"]]
-    return {"either": Either, "both": Both, "not": Not}[kind](*parts)
+    values = dict(data)
+    kind = values.pop("kind")
+    if kind in _COMBINED:
+        return _COMBINED[kind](*map(from_json, values["of"]))
+    return _SIMPLE[kind](**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+_SIMPLE: Final[dict[str, Any]] = {
+    found.kind: found for found in (All, Prompt, LastPrompt, Generated, Index, Ids, Span, Mask)
+}
+_COMBINED: Final[dict[str, Any]] = {found.kind: found for found in (Either, Both, Not)}

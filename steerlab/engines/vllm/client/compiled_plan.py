@@ -1,4 +1,4 @@
-"""A plan as the operator runs it: edits, terms and directions per wired hook point, and positions per request.
+"""A plan as the workers' custom operator takes it: edits, terms and directions per wired hook point, and positions.
 
 The edits of one hook point act in the plan's order, each seeing the result of the one before. All are of one form, see
 `steerlab.engines.vllm.wire.plan_tables`.

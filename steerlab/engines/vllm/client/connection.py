@@ -1,4 +1,4 @@
-"""The vLLM engine behind ours: started with steering wired in, asked, and shut down without leftovers."""
+"""The running vLLM behind an engine: its start with steering wired in, commands to its workers, and its shutdown."""
 
 import contextlib
 import threading
@@ -98,8 +98,8 @@ class Connection:
         """Runs requests; their outputs in order.
 
         Args:
-            prompts: as vLLM takes them, asked for one by one.
-            params: one for each, asked for as often.
+            prompts: as vLLM takes them, requested one by one.
+            params: one for each, requested likewise.
             what: names the call, on a bar that a terminal or a notebook shows once two seconds have gone by.
             check: called where the call may be interrupted.
 
@@ -141,8 +141,8 @@ class Connection:
         return scheduler.max_num_batched_tokens, scheduler.max_num_seqs
 
     def abandon(self, rows: Sequence[str]) -> None:
-        """Ends what a call has left behind that did not end by itself, so that the next call does not find it."""
-        with contextlib.suppress(Exception):  # what went wrong before is what the caller must hear of
+        """Ends the requests that an interrupted call has left in the engine."""
+        with contextlib.suppress(Exception):  # the caller must see the first error
             engine = self.llm.llm_engine
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
             self.ask("forget", list(rows))
@@ -192,7 +192,7 @@ _PATIENCE = 0.2
 
 _TORN = (
     "A call on this engine was interrupted twice, and what was cut off may have been half a message to vLLM. Close it "
-    "and start a new one; a single interrupt ends a call as soon as the engine can bear it."
+    "and start a new one; a single interrupt ends a call between two messages to the engine."
 )
 _DEAD = (
     "vLLM's engine has died: one of its worker processes failed or was killed. The requests of this call are lost. "

@@ -18,7 +18,7 @@ class PlanCache:
     """The plans that workers hold, the longest unused first.
 
     Args:
-        budget: what they may come to, if those in use leave that much.
+        budget: their total size at most, except that plans in use always stay.
         size: what a plan counts for.
     """
 

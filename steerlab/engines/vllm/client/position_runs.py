@@ -80,7 +80,7 @@ def resolve(selections: Sequence[Selection], row: Row, max_runs: int) -> tuple[R
 
 @lru_cache(maxsize=KEPT_RUNS)
 def _alike(selections: tuple[Selection, ...], prompt_len: int, length: int) -> tuple[Runs, ...]:
-    """Without a look at tokens and texts, rows of one length are alike."""
+    """A set's positions in rows of one length, cached; for sets that depend on neither tokens nor texts."""
     rows = RowPositions.of_rows([length], [prompt_len])
     return tuple(runs_of(selection.resolve(rows)[0].numpy()) for selection in selections)
 

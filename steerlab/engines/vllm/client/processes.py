@@ -1,4 +1,4 @@
-"""The processes that an engine starts, and their end."""
+"""The processes that an engine starts, and how they are ended."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ def be_patient() -> None:
 
 
 def descendants() -> "list[Process]":
-    """Every process below this one that is at work; Python's own resource tracker stays and is left out."""
+    """All running child processes of this one, at any depth, without Python's resource tracker, which stays."""
     import psutil  # comes with vLLM
 
     return [process for process in psutil.Process().children(recursive=True) if not _is_tracker(process)]
 
 
 def end(processes: "Sequence[Process]", grace: float = GRACE) -> None:
-    """Waits for processes to end; those that do not are told to, then made to."""
+    """Waits for processes to end; terminates and then kills those that do not."""
     import psutil
 
     _, alive = psutil.wait_procs(processes, timeout=grace)

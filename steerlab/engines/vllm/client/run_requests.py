@@ -1,4 +1,4 @@
-"""Runs the requests of a call: plans to the workers, requests to vLLM, and back what happened to each."""
+"""Runs the requests of a call: sends plans to the workers and requests to vLLM, and collects what happened to each."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ def run_requests(
     names = [f"{next(_numbers)}" for _ in requests]
     plans = {request.compiled.fingerprint: request.compiled for request in requests if request.compiled is not None}
     n_first = first_pass(requests, *connection.pass_size) if together else 0
-    group = (names[0], sum(request.has_work for request in requests[:n_first]))  # others do not say what they belong to
+    group = (names[0], sum(request.has_work for request in requests[:n_first]))  # others name no group
     rows = [(*row, group if i < n_first else None) for i, row in enumerate(_named(requests, names))]
     with connection.one_call(), DeferredInterrupt() as interrupts:
         params = _Params(interrupts.check)
@@ -51,7 +51,7 @@ def run_requests(
             _send_plans(connection, plans)
             outputs = connection.run(prompts, _Lazy(lambda row: params(*row), rows), what, interrupts.check)
             return _collect(connection, requests, names, outputs)
-        except EngineError:  # nothing is left that could be ended
+        except EngineError:  # the engine is gone: there is nothing to clean up
             raise
         except BaseException:
             _clean_up(connection, names, interrupts)

@@ -91,7 +91,8 @@ class Effect(Shown):
     """How much a plan changes a metric, per unit of dose.
 
     Attributes:
-        rows: a row per arm, dose and item; see `steerlab.experiment.measurements.effect.rows`.
+        rows: a row per arm, dose and item: `family`, `draw`, `dose`, `item`, `group`, `value` (the metric),
+            `positive_log_prob` and `negative_log_prob` (nats), `edited_tokens`, and hashes of what was measured.
         cost: a row per dose: perplexity and its ratio to the unsteered model's on neutral text.
         plan_hash: of the plan at scale 1.
         plan_text: the plan in words.
