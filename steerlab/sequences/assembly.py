@@ -34,7 +34,8 @@ class Assembly:
     def __init__(
         self, sequences: BatchedSequences, config: ProcessorConfig, with_grad: bool, support: Support = "recomputed"
     ) -> None:
-        self.sequences, self.config, self.with_grad, self.support = sequences, config, with_grad, support
+        self.sequences, self.config, self.with_grad = sequences, config, with_grad
+        self.support: Support = support
         self.receipts: tuple[Receipt, ...] = ()
         self._rows: dict[tuple[int, int], dict[str, Tensor]] = {}
 

@@ -5,7 +5,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -428,13 +428,14 @@ class SequenceProcessor:
         Raises:
             InputError: if the sequences carry no log q or no supports.
         """
-        passes = []
-        for support in get_args(Support):
+
+        def scored(support: Support) -> LogprobResults:
             assembly = self._force(
                 sequences, False, tf_batch_size, params_override, None, plan, False, support, with_flips=True
             )
-            passes.append(assembly.logprobs(False, False))
-        return RatioHealth.of(*passes, sequences)
+            return assembly.logprobs(False, False)
+
+        return RatioHealth.of(scored("recomputed"), scored("replayed"), sequences)
 
     def _force(
         self,
