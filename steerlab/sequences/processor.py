@@ -81,6 +81,12 @@ class SequenceProcessor:
         self.logger = logger or logging.getLogger(__name__)
         if isinstance(model, HoldsModel):
             model, tokenizer = model.plain_model(), model.tokenizer if tokenizer is None else tokenizer
+        elif isinstance(model, Engine):
+            raise InputError(
+                f"The weights of this {type(model).__name__} are in another process, so nothing here can be scored with "
+                "them. Make the SequenceProcessor of the Hugging Face model, and draw through the engine: "
+                "processor.generate_batched(prompts, engine=engine)."
+            )
         self._tokenizer = tokenizer
         with precise(checked.precision):
             self._parts = find_parts(model)
