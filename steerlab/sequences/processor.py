@@ -83,8 +83,8 @@ class SequenceProcessor:
             model, tokenizer = model.plain_model(), model.tokenizer if tokenizer is None else tokenizer
         elif isinstance(model, Engine):
             raise InputError(
-                f"The weights of this {type(model).__name__} are in another process, so nothing here can be scored with "
-                "them. Make the SequenceProcessor of the Hugging Face model, and draw through the engine: "
+                f"The weights of this {type(model).__name__} are in another process, so nothing here can score "
+                "with them. Make the SequenceProcessor of the Hugging Face model, and draw through the engine: "
                 "processor.generate_batched(prompts, engine=engine)."
             )
         self._tokenizer = tokenizer

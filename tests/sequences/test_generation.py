@@ -194,9 +194,7 @@ def test_draws_with_replacement(make_processor):
     processor = make_processor(max_new_tokens=3)
     state = np.random.get_state()[1].copy()  # noqa: NPY002  the global generator must not move
     torch_state = torch.random.get_rng_state()
-    sequences, logprobs, diagnostics = processor.generate_with_replacement_sampling(
-        40, "arithmetic", "test", 5, seed=2
-    )
+    sequences, logprobs, diagnostics = processor.generate_with_replacement_sampling(40, "arithmetic", "test", 5, seed=2)
     indices = sequences.pool_indices
     assert (sequences.n_prompts, sequences.n_samples) == (40, 1)
     assert len(logprobs.logprobs) == len(diagnostics.diagnostics) == 40

@@ -101,7 +101,7 @@ def test_weights_are_compared_once(engine, make, monkeypatch):
 
 
 def test_a_processor_is_made_of_weights_that_are_here(engine):
-    with pytest.raises(InputError, match=r"VLLMEngine are in another process.*generate_batched\(prompts, engine=engine"):
+    with pytest.raises(InputError, match=r"VLLMEngine are in another process.*draw through the engine"):
         SequenceProcessor(engine)
 
 
