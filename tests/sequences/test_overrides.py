@@ -185,6 +185,7 @@ def test_raw_logits_for_a_loss_of_ones_own(make_processor, sequences):
     (by_eta,) = torch.autograd.grad(moved.square().mean(), eta)
     (by_weight,) = torch.autograd.grad(plain.square().mean(), model.get_parameter(name))
 
+    @torch.no_grad()
     def loss(step):
         return processor._fc_logits(ids, mask, processor._build_params_override(v, step)).square().mean()
 
