@@ -70,6 +70,7 @@ def test_keywords_reach_the_call_that_draws_and_scores(make_processor):
         processor.generate_with_logprobs(["Say"], reward=None)
 
 
+@pytest.mark.slow
 def test_thirty_thousand_draws_are_uniform_over_the_pool_in_one_call(small_model):
     rows_at_once = []
     handle = small_model.transformer.wte.register_forward_pre_hook(lambda _, args: rows_at_once.append(len(args[0])))
