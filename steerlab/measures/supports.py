@@ -15,8 +15,10 @@ from steerlab.measures.steps import PolicyShape, PolicySteps, policy_steps, poli
 
 def sets_of(inside: Bool[Tensor, "steps d_vocab"]) -> TokenSets:
     """Compact sets from masks on any device; what is read back is the compact form alone."""
-    if inside.device.type == "cpu":
-        return TokenSets.of_masks(inside.numpy())
+    return TokenSets.of_masks(inside.numpy()) if inside.device.type == "cpu" else _sets_on_device(inside)
+
+
+def _sets_on_device(inside: Tensor) -> TokenSets:
     d_vocab = inside.shape[1]
     sizes = inside.sum(dim=1).cpu().numpy()
     kinds = shortest_forms(sizes, d_vocab)
@@ -31,8 +33,11 @@ def sets_of(inside: Bool[Tensor, "steps d_vocab"]) -> TokenSets:
 
 def masks_of(sets: TokenSets, device: torch.device | str = "cpu") -> Bool[Tensor, "steps d_vocab"]:
     """Which tokens are in each set, on a device."""
-    if torch.device(device).type == "cpu":
-        return torch.from_numpy(sets.masks())
+    is_cpu = torch.device(device).type == "cpu"
+    return torch.from_numpy(sets.masks()) if is_cpu else _masks_on_device(sets, device)
+
+
+def _masks_on_device(sets: TokenSets, device: torch.device | str) -> Tensor:
     inside = torch.from_numpy(sets.kinds == DROPPED).to(device)[:, None].repeat(1, sets.d_vocab)
     for kind in (KEPT, DROPPED):
         steps, ids = (torch.from_numpy(values).to(device) for values in sets.listed(kind))

@@ -16,6 +16,7 @@ from steerlab.sequences.head import FLIPPED, HeadResult
 from steerlab.sequences.types import FEATURE_NAMES, BatchedSequences, LogprobResults, Support, as_array, surprisal
 
 _MAIN = ("log_probs", "log_qs", "entropies")
+_BLOCK = "extras"
 
 
 class Assembly:
@@ -34,14 +35,19 @@ class Assembly:
     def __init__(
         self, sequences: BatchedSequences, config: ProcessorConfig, with_grad: bool, support: Support = "recomputed"
     ) -> None:
-        self.sequences, self.config, self.with_grad, self.support = sequences, config, with_grad, support
+        self.sequences, self.config, self.with_grad = sequences, config, with_grad
+        self.support: Support = support
         self.receipts: tuple[Receipt, ...] = ()
         self._rows: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._extras: tuple[str, ...] = ()
 
     def take(self, rows: Sequence[ForcedRow], result: HeadResult) -> None:
         """Takes a batch's numbers: of all rows' tokens, one row after the other."""
         sizes = [len(row.response_ids) for row in rows]
-        named = {name: getattr(result, name) for name in _MAIN} | result.shape
+        named = {name: getattr(result, name) for name in _MAIN}
+        if result.shape:  # in one block, as many small tensors would take far more memory than their numbers
+            self._extras = tuple(result.shape)
+            named[_BLOCK] = torch.stack(list(result.shape.values()), dim=-1)
         if not self.with_grad:
             named = {name: values.detach().cpu() for name, values in named.items()}
         parts = {name: values.split(sizes) for name, values in named.items()}
@@ -81,9 +87,13 @@ class Assembly:
         )
 
     def _flips(self) -> list[list[np.ndarray]] | None:
-        if not any(FLIPPED in row for row in self._rows.values()):
+        if FLIPPED not in self._extras:
             return None
-        return [[as_array(self._row(b, g).get(FLIPPED, torch.zeros(0))) > 0 for g in row] for b, row in self._places()]
+        return [[as_array(self._extra(self._row(b, g), FLIPPED)) > 0 for g in row] for b, row in self._places()]
+
+    def _extra(self, found: dict[str, Tensor], name: str) -> Tensor:
+        """What was measured under a name besides the main quantities; nothing of an empty response."""
+        return found[_BLOCK][:, self._extras.index(name)] if _BLOCK in found else found["log_probs"][:0]
 
     def surrogate(self, b: int, credit: Tensor) -> Tensor:
         """Σ_k H_k + Σ_k log q_k·credit_k of response (b, 0), with its graph."""
@@ -91,24 +101,28 @@ class Assembly:
         log_qs = found["log_qs"]
         return found["entropies"].sum() + (log_qs * credit.to(log_qs)).sum()
 
-    def _columns(self, b: int, g: int) -> dict[str, Tensor]:
+    def _columns(self, b: int, g: int) -> dict[str, Any]:
+        """Every diagnostic of a response by name, arrays [T]."""
         found = self._row(b, g)
         own = {
-            "rb_entropy": found["entropies"],
-            "surprisal": surprisal(found["log_probs"]),
-            "policy_surprisal": surprisal(found["log_qs"]),
+            "rb_entropy": as_array(found["entropies"]),
+            "surprisal": surprisal(as_array(found["log_probs"])),
+            "policy_surprisal": surprisal(as_array(found["log_qs"])),
         }
-        return {name: own.get(name, found.get(name, found["log_probs"][:0])) for name in COLUMNS}
+        extras = dict.fromkeys(COLUMNS, own["surprisal"][:0])
+        if _BLOCK in found:
+            extras |= zip(self._extras, np.ascontiguousarray(as_array(found[_BLOCK]).T), strict=True)
+        return extras | own
 
     def _features(self) -> list[list[Tensor]]:
         return [[self._features_of(b, g) for g in row] for b, row in self._places()]
 
     def _features_of(self, b: int, g: int) -> Tensor:
-        columns = self._columns(b, g)
-        like = columns["rb_entropy"]
-        steps = torch.arange(len(like), device=like.device, dtype=like.dtype)
-        columns["progress"] = steps / max(1, self.config.generation.max_new_tokens)
-        return torch.stack([columns[name].detach() for name in FEATURE_NAMES], dim=-1)
+        found = self._row(b, g)
+        entropies = found["entropies"].detach()
+        steps = torch.arange(len(entropies), device=entropies.device, dtype=entropies.dtype)
+        own = {"rb_entropy": entropies, "progress": steps / max(1, self.config.generation.max_new_tokens)}
+        return torch.stack([own[n] if n in own else self._extra(found, n) for n in FEATURE_NAMES], dim=-1)
 
     def _nested(self, name: str) -> list[list[Any]]:
         return [[self._row(b, g)[name] for g in row] for b, row in self._places()]

@@ -5,7 +5,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,6 +81,12 @@ class SequenceProcessor:
         self.logger = logger or logging.getLogger(__name__)
         if isinstance(model, HoldsModel):
             model, tokenizer = model.plain_model(), model.tokenizer if tokenizer is None else tokenizer
+        elif isinstance(model, Engine):
+            raise InputError(
+                f"The weights of this {type(model).__name__} are in another process, so nothing here can score "
+                "with them. Make the SequenceProcessor of the Hugging Face model, and draw through the engine: "
+                "processor.generate_batched(prompts, engine=engine)."
+            )
         self._tokenizer = tokenizer
         with precise(checked.precision):
             self._parts = find_parts(model)
@@ -428,13 +434,14 @@ class SequenceProcessor:
         Raises:
             InputError: if the sequences carry no log q or no supports.
         """
-        passes = []
-        for support in get_args(Support):
+
+        def scored(support: Support) -> LogprobResults:
             assembly = self._force(
                 sequences, False, tf_batch_size, params_override, None, plan, False, support, with_flips=True
             )
-            passes.append(assembly.logprobs(False, False))
-        return RatioHealth.of(*passes, sequences)
+            return assembly.logprobs(False, False)
+
+        return RatioHealth.of(scored("recomputed"), scored("replayed"), sequences)
 
     def _force(
         self,

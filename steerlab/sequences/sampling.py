@@ -1,5 +1,6 @@
 """Drawing responses from the user's own model, and reading in what an engine has drawn."""
 
+import array
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
@@ -32,7 +34,28 @@ from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, group_
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.run import PlanRun
 
-Row = RowOutput | Completion
+
+@dataclass(frozen=True)
+class SampledRow:
+    """What one response holds, in arrays: lists of numbers would take twenty times the memory.
+
+    Attributes:
+        token_ids: the ids, as C integers.
+        finish_reason: why it ended.
+        log_qs: log q of each, nats.
+        supports: what each was drawn from; None if unknown.
+    """
+
+    token_ids: "array.array[int]"
+    finish_reason: str
+    log_qs: Float[np.ndarray, " tokens"]
+    supports: TokenSets | None
+
+    @classmethod
+    def of(cls, row: RowOutput | Completion) -> "SampledRow":
+        """A row of a decoding loop or of an engine."""
+        log_qs = np.array(row.token_log_qs, dtype=np.float32)
+        return cls(array.array("i", row.token_ids), row.finish_reason, log_qs, row.supports)
 
 
 @dataclass(frozen=True)
@@ -91,7 +114,7 @@ class Sampler:
 
     def _from_engine(
         self, engine: Engine, ids: Sequence[tuple[int, ...]], request: SamplingRequest
-    ) -> tuple[list[Row], list[Receipt]]:
+    ) -> tuple[list[SampledRow], list[Receipt]]:
         if request.with_support and not engine.traits.gives_supports:
             raise InputError(
                 f"The engine {engine.info.name} ({engine.traits.backend}) does not say which sets it draws from; pass "
@@ -113,11 +136,11 @@ class Sampler:
         if failed:
             what = f"The logits of prompt {failed[0].prompt_index}, sample {failed[0].sample_index}"
             raise not_finite(what, engine.info.dtype, steered=request.plan is not None)
-        return list(generations), list(generations.receipts)
+        return list(map(SampledRow.of, generations)), list(generations.receipts)
 
     def _from_model(
         self, encoded: Sequence[EncodedPrompt], request: SamplingRequest
-    ) -> tuple[list[Row], list[Receipt]]:
+    ) -> tuple[list[SampledRow], list[Receipt]]:
         rules = rules_of(self.parts, self.tokenizer, request.stop, self.config.max_new_tokens)
         jobs = generation_jobs(
             [prompt.token_ids for prompt in encoded], request.n, request.seed, self.config.max_new_tokens
@@ -126,7 +149,7 @@ class Sampler:
             PromptContent(index, len(encoded), prompt.token_ids, prompt.text, self.tokenizer)
             for index, prompt in enumerate(encoded)
         ]
-        outputs: dict[int, Row] = {}
+        outputs: dict[int, SampledRow] = {}
         receipts: list[Receipt] = []
         with progress(len(jobs), "generate") as bar:
             for assigned, members in group_by_plan(self.resolver.assign(request.plan, len(encoded))):
@@ -136,13 +159,13 @@ class Sampler:
                     batch = mine[start : start + request.rows_at_once]
                     looked_at = [contents[job.prompt_index] for job in batch]
                     made, edited = self._batch(batch, looked_at, assigned, rules, request.with_support is not False)
-                    outputs |= zip([job.row_index for job in batch], made, strict=True)
+                    outputs |= zip([job.row_index for job in batch], map(SampledRow.of, made), strict=True)
                     receipts += edited
                     bar.update(len(batch))
         self._check_finite(jobs, outputs, steered=request.plan is not None)
         return [outputs[job.row_index] for job in jobs], sorted(receipts, key=lambda receipt: receipt.row_index)
 
-    def _check_finite(self, jobs: Sequence[GenerationJob], outputs: dict[int, Row], *, steered: bool) -> None:
+    def _check_finite(self, jobs: Sequence[GenerationJob], outputs: dict[int, SampledRow], *, steered: bool) -> None:
         failed = next((job for job in jobs if outputs[job.row_index].finish_reason == "error"), None)
         if failed is not None:
             what = f"The logits of prompt {failed.prompt_index}, sample {failed.sample_index},"
@@ -183,7 +206,11 @@ class Sampler:
         return outputs, receipts
 
     def _sequences(
-        self, given: Sequence[PromptLike], ids: Sequence[Sequence[int]], rows: Sequence[Row], request: SamplingRequest
+        self,
+        given: Sequence[PromptLike],
+        ids: Sequence[Sequence[int]],
+        rows: Sequence[SampledRow],
+        request: SamplingRequest,
     ) -> BatchedSequences:
         pad = getattr(self.tokenizer, "pad_token_id", None)
         pad = getattr(self.tokenizer, "eos_token_id", None) if pad is None else pad
@@ -197,14 +224,14 @@ class Sampler:
                 for prompt, group in zip(ids, nested, strict=True)
             ],
             finish_reasons=[[row.finish_reason for row in group] for group in nested],
-            sampler_logqs=[[np.array(row.token_log_qs, dtype=np.float32) for row in group] for group in nested],
+            sampler_logqs=[[row.log_qs for row in group] for group in nested],
             prompts=list(given),
             supports=_supports(nested),
             policy=self.config.policy,
         )
 
 
-def _supports(nested: Sequence[Sequence[Row]]) -> list[list[TokenSets]] | None:
+def _supports(nested: Sequence[Sequence[SampledRow]]) -> list[list[TokenSets]] | None:
     """What every token was drawn from; None unless all rows say."""
     found = [[row.supports for row in group if row.supports is not None] for group in nested]
     return found if all(len(sets) == len(group) for sets, group in zip(found, nested, strict=True)) else None

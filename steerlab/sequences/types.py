@@ -261,7 +261,14 @@ class BatchedSequences(Shown):
 
 def _check_mask(mask: Tensor, prompt_lens: Sequence[int], gen_lens: Sequence[Sequence[int]]) -> None:
     """Every row must be left padding, tokens without a gap, right padding."""
-    for b, row in enumerate(gen_lens):
+    inside = mask.bool()
+    starts = torch.tensor(prompt_lens)[:, None]
+    generated = torch.tensor(gen_lens).reshape(inside.shape[:2])
+    ends, columns = starts + generated, torch.arange(mask.shape[2])
+    first = torch.where(inside, columns, mask.shape[2]).amin(dim=-1)
+    whole = (columns >= first[..., None]) & (columns < ends[..., None])
+    sound = (generated >= 0) & (first < starts) & (ends <= mask.shape[2]) & (inside == whole).all(dim=-1)
+    for b, row in enumerate([] if bool(sound.all()) else gen_lens):
         for g, generated in enumerate(row):
             if generated < 0:
                 raise InputError(f"gen_lens holds numbers ≥ 0, got {generated} for row ({b}, {g}).")

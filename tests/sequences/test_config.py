@@ -1,10 +1,15 @@
+from dataclasses import fields, is_dataclass
+
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.sequences import GenerationConfig, ProcessorConfig
+from steerlab.sequences import GenerationConfig, ProcessorConfig, SequenceProcessor
 from steerlab.sequences.config import PrecisionConfig
+from steerlab.sequences.head import HeadSpec
 
 
 def test_documented_defaults():
@@ -77,6 +82,135 @@ def test_a_new_configuration_holds_for_scoring_too(make_processor, sequences):
     changed.config = {"generation": {"max_new_tokens": 3}}
     assert changed.config == ProcessorConfig(GenerationConfig(max_new_tokens=3))
     assert changed.scorer.config is changed.config
+
+
+NARROW = {"dtype": "bfloat16", "autocast": True}
+CHANGES = [
+    {"generation": {"temperature": 0.6}},
+    {"generation": {"top_p": 0.3}},
+    {"generation": {"max_new_tokens": 3}},
+    {"generation": {"do_sample": False}},
+    {"generation": {"num_return_sequences": 2}},
+    {"generation": {"gen_batch_size": 2}},
+    {"generation": {"tf_batch_size": 2}},
+    {"generation": {"rb_requires_grad": True}},
+    {"precision": {"func_override": NARROW}},
+    {"precision": {"func_override": {"dtype": "float64"}}},
+    {"precision": {"func_override": {"cast_params": False}}},
+    {"precision": {"tf_nograd": NARROW}},
+    {"precision": {"tf_nograd": {"cast_logits_fp32": False}}},
+    {"precision": {"tf_withgrad": NARROW}},
+    {"precision": {"tf_withgrad": {"cast_logits_fp32": False}}},
+    {"precision": {"allow_tf32": True}},
+    {"precision": {"allow_tf32": True, "matmul_precision": "medium"}},
+    {"precision": {"entropy_fp64": True}},
+]
+
+
+def leaves(section, prefix=""):
+    for entry in fields(section):
+        value = getattr(section, entry.name)
+        if is_dataclass(value):
+            yield from leaves(value, f"{prefix}{entry.name}.")
+        else:
+            yield prefix + entry.name
+
+
+def named(changes, prefix=""):
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            yield from named(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_the_list_above_has_every_setting():
+    assert {name for change in CHANGES for name in named(change)} == set(leaves(ProcessorConfig()))
+
+
+def everything_seen(processor, monkeypatch):
+    """What sampler, scorer and overrides do: what reaches the model, and what comes out."""
+    seen = []
+
+    def look(module, arguments):
+        matmul, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        seen.append((len(arguments[0]), matmul, tf32, autocast, module.weight.dtype))
+
+    original = HeadSpec.logits
+    handle = processor.parts.causal.get_input_embeddings().register_forward_pre_hook(look)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(HeadSpec, "logits", lambda spec, *a: seen.append(spec.cast_logits) or original(spec, *a))
+            drawn, scored, _ = processor.generate_with_logprobs(["The ferry", "Nobody knew"], seed=0, compute_rb=True)
+            with_grad = processor.teacher_force_logprobs(drawn, True, compute_rb=True)
+            moved = processor.params_override({}, 0.0)
+            logits = processor._fc_logits(drawn.sequences[0], drawn.attention_masks[0], moved)
+    finally:
+        handle.remove()
+    found = [drawn.sequences, logits, *moved.values()]
+    for results in (scored, with_grad):
+        found += [x for rows in (results.token_logqs, results.rb_entropies) for row in rows for x in row]
+    found += [x.requires_grad for row in with_grad.rb_entropies_torch for x in row]
+    return [*seen, *found, drawn.policy, scored.policy, repr(processor._fo_cfg), repr(processor._tf_cfg)]
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor | np.ndarray):
+        one, other = torch.as_tensor(one), torch.as_tensor(other)
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
+
+
+def alike(one, other):
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+@pytest.fixture(scope="module")
+def bf16_model(tiny_llama_path):
+    return AutoModelForCausalLM.from_pretrained(tiny_llama_path, dtype=torch.bfloat16).eval()
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_setting_changed_after_construction_reaches_sampler_scorer_and_overrides(
+    make_processor, bf16_model, monkeypatch, change
+):
+    processor = make_processor(model=bf16_model, max_new_tokens=5)
+    views = processor._fo_cfg, processor._tf_cfg
+    before = everything_seen(processor, monkeypatch)
+    processor.config = processor.config.changed(**change)
+    after = everything_seen(processor, monkeypatch)
+    fresh = SequenceProcessor(bf16_model, processor.tokenizer, config=processor.config)
+    assert alike(after, everything_seen(fresh, monkeypatch))
+    assert not alike(after, before)
+    assert views[0]["dtype"] == processor.config.precision.func_override.dtype  # views made before are of now
+    assert views[1]["tf_nograd"]["autocast"] == processor.config.precision.tf_nograd.autocast
+
+
+@pytest.mark.parametrize("section", ["generation", "precision", "precision.func_override", "precision.tf_nograd"])
+def test_a_setting_changed_in_place_is_refused(make_processor, section):
+    processor = make_processor()
+    part = processor.config
+    for name in section.split("."):
+        part = getattr(part, name)
+    for name in (entry.name for entry in fields(part)):
+        message = rf"{name} cannot be changed in place.*processor\.config\.changed"
+        with pytest.raises(AttributeError, match=message):
+            setattr(part, name, getattr(part, name))
+        with pytest.raises(AttributeError, match=message):
+            delattr(part, name)
+
+
+def test_views_show_and_refuse(make_processor):
+    processor = make_processor()
+    assert dict(processor._fo_cfg) == {"autocast": False, "dtype": torch.float32, "cast_params": True}
+    assert list(processor._tf_cfg) == ["tf_nograd", "tf_withgrad"]
+    with pytest.raises(AttributeError, match="autocast cannot be changed in place"):
+        processor._tf_cfg["tf_nograd"]["autocast"] = True
+    with pytest.raises(KeyError):
+        processor._tf_cfg["entropy_fp64"]
+    with pytest.raises(InputError, match=r"precision\.tf_nograd has no key 'cast'"):
+        processor.config.changed(precision={"tf_nograd": {"cast": True}})
 
 
 @pytest.mark.usefixtures("unchecked_types")

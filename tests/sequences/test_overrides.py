@@ -166,3 +166,35 @@ def test_build_state_override(make_processor, sequences):
 
 def test_the_documented_alias(make_processor):
     assert SequenceProcessor._build_params_override is SequenceProcessor.params_override
+
+
+def test_raw_logits_for_a_loss_of_ones_own(make_processor, sequences):
+    processor = make_processor()
+    model, name = processor.parts.root, "model.layers.1.mlp.up_proj.weight"
+    ids, mask = sequences.sequences[:, 0], sequences.attention_masks[:, 0]
+    plain = processor.functional_logits(ids, mask)
+    for b in range(2):
+        own = ids[b][mask[b].bool()]
+        with torch.no_grad():
+            expected = model(input_ids=own[None]).logits[0]
+        torch.testing.assert_close(plain[b][mask[b].bool()], expected, atol=2e-5, rtol=1e-4)
+    v = {name: torch.randn(128, 64, generator=torch.Generator().manual_seed(0))}
+    eta = torch.tensor(0.1, requires_grad=True)
+    moved = processor._fc_logits(ids, mask, processor._build_params_override(v, eta))
+    assert (moved - plain).abs().max() > 1e-3
+    (by_eta,) = torch.autograd.grad(moved.square().mean(), eta)
+    (by_weight,) = torch.autograd.grad(plain.square().mean(), model.get_parameter(name))
+
+    @torch.no_grad()
+    def loss(step):
+        return processor._fc_logits(ids, mask, processor._build_params_override(v, step)).square().mean()
+
+    assert float(by_eta) == pytest.approx(float(loss(0.101) - loss(0.099)) / 0.002, rel=0.02)
+    assert by_weight.abs().max() > 0
+    with torch.no_grad():
+        assert not processor._fc_logits(ids, params_override=processor.params_override(v, 0.1)).requires_grad
+    assert SequenceProcessor._fc_logits is SequenceProcessor.functional_logits
+    with pytest.raises(InputError, match=r"one shape \[batch, pos\], got \(2, \d+\) and \(1, \d+\)"):
+        processor.functional_logits(ids, mask[:1])
+    with pytest.raises(InputError, match="has no parameter 'nowhere'"):
+        processor.functional_logits(ids, params_override={"nowhere": ids})

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.sequences import SequenceProcessor
+from steerlab.sequences import SequenceProcessor, token_ratios
 from steerlab.steering import plan as plan_module
 from tests.sequences.test_forcing import flat
 from tests.tiny_models import build_tiny_llama
@@ -37,11 +37,17 @@ def engine(path):
         yield engine
 
 
+@pytest.fixture(scope="module")
+def narrow_engine(path):
+    with started(path, layers=[2], max_num_batched_tokens=256, dtype="bfloat16") as engine:
+        yield engine
+
+
 @pytest.fixture
 def make(path):
-    def processor(**policy):
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        config = {"generation": {"max_new_tokens": 20, **policy}}
+    def processor(dtype=torch.float32, precision=None, **policy):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        config = {"generation": {"max_new_tokens": 20, **policy}, "precision": precision or {}}
         return SequenceProcessor(model, AutoTokenizer.from_pretrained(path), config=config)
 
     return processor
@@ -79,3 +85,54 @@ def test_other_weights_are_refused(engine, make):
         processor.parts.root.model.layers[0].mlp.up_proj.weight.mul_(1.05)
     with pytest.raises(InputError, match="its weights are not the model's"):
         processor.generate_batched(PROMPTS, 1, seed=0, engine=engine)
+
+
+def test_weights_are_compared_once(engine, make, monkeypatch):
+    processor, asked = make(), []
+    score = engine.score
+    monkeypatch.setattr(engine, "score", lambda *args, **kwargs: asked.append(args) or score(*args, **kwargs))
+    for seed in range(3):
+        processor.generate_batched(PROMPTS, 1, seed=seed, engine=engine)
+    assert len(asked) == 1
+    with torch.no_grad():
+        processor.parts.head.weight[0, 0] += 1e-6
+    processor.generate_batched(PROMPTS, 1, seed=0, engine=engine)
+    assert len(asked) == 2
+
+
+def test_a_processor_is_made_of_weights_that_are_here(engine):
+    with pytest.raises(InputError, match=r"VLLMEngine are in another process.*draw through the engine"):
+        SequenceProcessor(engine)
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen"),
+    [({"temperature": 0.8, "top_p": 0.7}, range(1, 300)), ({"temperature": 0.0}, [1]), ({}, [384])],
+)
+def test_tokens_carry_the_set_they_were_drawn_from(engine, make, policy, chosen):
+    processor = make(**policy)
+    drawn = processor.generate_batched(PROMPTS, 3, seed=1, engine=engine)
+    for b, row in enumerate(drawn.supports):
+        for g, sets in enumerate(row):
+            assert set(sets.sizes.tolist()) <= set(chosen)
+            assert all(token in ids for token, ids in zip(drawn.response_ids(b, g), sets, strict=True))
+    scored = processor.teacher_force_logprobs(drawn, support="replayed")
+    np.testing.assert_allclose(flat(scored.token_logqs), flat(drawn.sampler_logqs), atol=1e-3)
+    assert processor.generate_batched(PROMPTS, 1, seed=1, engine=engine, with_support=False).supports is None
+
+
+def test_replayed_ratios_are_exactly_one_in_half_precision(narrow_engine, make):
+    policy = {"temperature": 0.9, "top_p": 0.8, "max_new_tokens": 40}
+    processor = make(torch.bfloat16, {"func_override": {"cast_params": False}}, **policy)
+    drawn = processor.generate_batched(PROMPTS, 6, seed=0, engine=narrow_engine)
+    old = processor.teacher_force_logprobs(drawn, support="replayed", compute_rb=True)
+    for with_grad in (False, True):
+        new = processor.teacher_force_logprobs(drawn, with_grad, support="replayed", compute_rb=True)
+        ratios = flat(token_ratios(new, old))
+        assert len(ratios) > 300
+        assert (ratios == 1).all()
+    health = processor.ratio_health(drawn)
+    assert health.num_flipped > 0
+    assert health.recomputed.num_impossible > 0 == health.replayed.num_impossible
+    assert health.replayed.share_outside < health.recomputed.share_outside
+    assert list(health.to_frame().support) == ["recomputed", "replayed"]

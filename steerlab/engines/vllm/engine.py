@@ -161,7 +161,8 @@ class VLLMEngine(Shown):
     def traits(self) -> EngineTraits:
         """How this engine differs from others."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return EngineTraits("vllm", device, self.config.layers, takes_functions=False)
+        gives_supports = bool(self.config.score_bytes)
+        return EngineTraits("vllm", device, self.config.layers, takes_functions=False, gives_supports=gives_supports)
 
     @property
     def llm(self) -> Any:
@@ -189,6 +190,7 @@ class VLLMEngine(Shown):
         log_probs: bool = True,
         on_error: Literal["raise", "return"] = "raise",
         cache_salt: str | None = None,
+        with_support: bool = False,
     ) -> Generations:
         """Samples n continuations of each prompt, all in one batch, each under its prompt's plan.
 
@@ -208,6 +210,7 @@ class VLLMEngine(Shown):
                 A row whose logits are no longer finite ends so in either case, with the tokens drawn before; it changes
                 no other row.
             cache_salt: keeps this call's part of the prefix cache apart from other calls'.
+            with_support: also record the set of tokens that each token was drawn from, in `completion.supports`.
 
         Returns:
             Completions in order of prompt, then sample. `token_log_qs` is exact under every policy: it is taken from
@@ -233,6 +236,8 @@ class VLLMEngine(Shown):
             log_probs=check_flag(log_probs, "log_probs"),
             cache_salt=cache_salt,
             measures_q=bool(self.config.score_bytes),
+            with_support=check_flag(with_support, "with_support"),
+            d_vocab=self.info.d_vocab,
         )
         made = call.requests(encoded, planner.plans(plan, len(encoded)), planner)
         self._note_errors(made, on_error)

@@ -11,11 +11,13 @@ from steerlab.core.seeds import SeedLike, row_key
 from steerlab.core.spelling import Continuation
 from steerlab.core.stopping import before_stop
 from steerlab.core.text import EncodedPrompt
+from steerlab.core.token_sets import TokenSets
 from steerlab.engines.vllm.client.position_runs import Row
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.client.requests import Outcome, Request
 from steerlab.engines.vllm.client.sampling import must_measure_q, policy_arguments, request_seed, token_log_qs
 from steerlab.engines.vllm.wire.runs import Runs
+from steerlab.measures.nucleus import truncates
 from steerlab.steering.positions.prompt_lookup import PromptContent
 
 
@@ -34,6 +36,8 @@ class GenerationCall:
         log_probs: whether log-probs are wanted.
         cache_salt: the caller's own salt for the prefix cache.
         measures_q: whether the workers measure log q of sampled tokens where that takes the whole distribution.
+        with_support: whether the set that every token was drawn from is wanted.
+        d_vocab: number of logits.
     """
 
     tokenizer: Any
@@ -46,12 +50,16 @@ class GenerationCall:
     log_probs: bool
     cache_salt: str | None
     measures_q: bool = False
+    with_support: bool = False
+    d_vocab: int = 0
 
     def __post_init__(self) -> None:
         if self.stop and self.tokenizer is None:
             raise InputError(
                 "Stop strings need a tokenizer, and this engine was started with skip_tokenizer_init=True."
             )
+        if self._asks_for_support and not self.measures_q:
+            raise InputError("This engine was started with score_bytes=0, so it cannot say which sets it draws from.")
 
     def requests(
         self,
@@ -90,7 +98,8 @@ class GenerationCall:
                 assigned=ready.assigned,
                 compiled=ready.compiled,
                 groups=groups,
-                draw=self._asks_for_q,
+                draw=self._asks_for_q or self._asks_for_support,
+                support=self._asks_for_support,
                 cache_salt=self.cache_salt,
             )
             for sample in range(self.n)
@@ -99,6 +108,11 @@ class GenerationCall:
     @property
     def _asks_for_q(self) -> bool:
         return self.measures_q and self.log_probs and must_measure_q(self.policy)
+
+    @property
+    def _asks_for_support(self) -> bool:
+        """Whether the workers must say; a greedy set is the token itself, and others may hold all tokens."""
+        return self.with_support and truncates(self.policy) and not self.policy.is_greedy
 
     def _arguments(self, index: int, sample: int) -> dict[str, Any]:
         return {
@@ -134,7 +148,27 @@ class GenerationCall:
             sample_index=request.row_index % self.n,
             token_log_probs=log_probs,
             token_log_qs=token_log_qs(self.policy, log_probs, self._measured(request, outcome, len(ids))),
+            supports=self._supports(request, outcome, ids) if self.with_support else None,
         )
+
+    def _supports(self, request: Request, outcome: Outcome, ids: Sequence[int]) -> TokenSets:
+        """The set that each token was drawn from.
+
+        Raises:
+            ReceiptError: if one was not noted.
+        """
+        if self.policy.is_greedy:
+            return TokenSets.singletons(ids, self.d_vocab)
+        if not self._asks_for_support or not ids:
+            return TokenSets.everything(len(ids), self.d_vocab)
+        places = {position: place for place, position in enumerate(outcome.at.tolist())}
+        wanted = range(request.n_tokens - 1, request.n_tokens - 1 + len(ids))
+        if outcome.supports is None or not all(position in places for position in wanted):
+            raise ReceiptError(
+                f"Row {request.row_index}: vLLM's workers did not note the sets of all {len(ids)} sampled tokens. Pass "
+                "with_support=False to go without."
+            )
+        return outcome.supports.take([places[position] for position in wanted])
 
     def _measured(self, request: Request, outcome: Outcome, count: int) -> list[float] | None:
         """Log q of a row's tokens: token k is drawn after position prompt length − 1 + k.
@@ -161,7 +195,8 @@ class GenerationCall:
 
     def empty(self, prompt_index: int, sample: int, *, error: bool) -> Completion:
         """A completion without tokens: of a prompt that could not run, or of a call for no tokens."""
-        return Completion("", [], "error" if error else "length", prompt_index, sample, [], [])
+        supports = TokenSets.everything(0, self.d_vocab) if self.with_support else None
+        return Completion("", [], "error" if error else "length", prompt_index, sample, [], [], supports)
 
 
 def ran_tokens(request: Request, outcome: Outcome, completion: Completion) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from steerlab.core.not_finite import listed, not_finite
+from steerlab.core.token_sets import TokenSets
 from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.wire.request_spec import Group, RequestSpec, ScoreSpec, SharedPrefix
 from steerlab.engines.vllm.wire.runs import Runs
@@ -36,6 +37,7 @@ class Request:
         read: positions whose activations are wanted.
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
+        support: whether the set that it was drawn from is wanted too.
         cache_salt: the caller's own salt for the prefix cache.
         prefix: names requests of its call that begin with the same tokens and edits, and how many.
         further_ids: what is submitted after `first_ids`; requests with the same beginning hold it once.
@@ -51,6 +53,7 @@ class Request:
     read: Runs = ()
     score: ScoreSpec | None = None
     draw: bool = False
+    support: bool = False
     cache_salt: str | None = None
     prefix: SharedPrefix | None = None
     further_ids: tuple[int, ...] = ()
@@ -77,7 +80,19 @@ class Request:
         plan = None if self.compiled is None else self.compiled.fingerprint
         origin = len(self.first_ids) if self.compiled is not None and self.compiled.counts_generated else None
         reads = (0, "") if self.compiled is None else self._reads(self.compiled)
-        return RequestSpec(row, plan, self.groups, self.read, self.score, self.draw, self.prefix, group, origin, *reads)
+        return RequestSpec(
+            row,
+            plan,
+            self.groups,
+            self.read,
+            self.score,
+            self.draw,
+            self.prefix,
+            group,
+            origin,
+            *reads,
+            support=self.support,
+        )
 
     def _reads(self, compiled: CompiledPlan) -> tuple[int, str]:
         """How many of the groups are read by conditions, and a name for the tokens up to the last such position."""
@@ -106,6 +121,7 @@ class Outcome:
         at: which predictions were measured, each once and in order: tokens of its `score`, or for log q the positions.
         measured: per quantity with one value a prediction, those values, float32 [quantities, predictions].
         distribution: log-distributions of these predictions, float32 [predictions, d_vocab], if asked for.
+        supports: the sets that the tokens after the positions `at` were drawn from, if asked for.
     """
 
     output: Any
@@ -117,6 +133,7 @@ class Outcome:
     at: np.ndarray = field(default_factory=lambda: _NOWHERE)
     measured: np.ndarray = field(default_factory=lambda: _NOTHING)
     distribution: np.ndarray | None = None
+    supports: TokenSets | None = None
 
     @property
     def end(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from steerlab.core.errors import EngineError, ReceiptError
+from steerlab.core.token_sets import TokenSets
 from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.client.connection import Connection
 from steerlab.engines.vllm.client.interrupts import DeferredInterrupt
@@ -206,6 +207,8 @@ def _add(reply: WorkerReply, row: str, outcome: Outcome) -> None:
     if len(at):  # of pipeline stages only the last one measures
         outcome.at, outcome.measured = at, reply.of("measured", row).reshape(-1, len(at))
         outcome.distribution = reply.array("distribution", row)
+        supports = reply.array("supports", row)
+        outcome.supports = None if supports is None else TokenSets.from_bytes(supports.tobytes())
 
 
 def _check_ranks_agree(first: WorkerReply, others: Sequence[WorkerReply], rows: Sequence[str]) -> None:

@@ -73,6 +73,7 @@ class RequestSpec:
         read: positions whose activations are wanted.
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
+        support: whether the set that it was drawn from is wanted too.
         prefix: names requests that begin with the same tokens and edits, and how many; None if there are no others.
         group: names requests of which none runs before all have arrived; None if it need not wait.
         origin: the position of the first generated token; None if nothing depends on it.
@@ -91,6 +92,7 @@ class RequestSpec:
     origin: int | None = None
     n_reads: int = 0
     read_from: str = ""
+    support: bool = False
 
     def to_args(self) -> dict[str, Any]:
         """As `extra_args`."""
@@ -104,6 +106,8 @@ class RequestSpec:
             body["score"] = self.score.to_json()
         if self.draw:
             body["draw"] = True
+        if self.support:
+            body["support"] = True
         if self.prefix is not None:
             body["prefix"] = self.prefix
         if self.group is not None:
@@ -175,19 +179,23 @@ def _read(text: str) -> RequestSpec | None:
             tuple(body["group"]) if "group" in body else None,
             body.get("origin"),
             *body.get("reads", (0, "")),
+            "support" in body,
         )
     except (InputError, PolicyError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-_REQUIRED, _OPTIONAL = {"row", "plan", "groups", "read"}, {"score", "draw", "prefix", "group", "origin", "reads"}
+_REQUIRED = {"row", "plan", "groups", "read"}
+_OPTIONAL = {"score", "draw", "support", "prefix", "group", "origin", "reads"}
 
 
 def _are_sound(body: Mapping[str, Any]) -> bool:
     """Whether the parts of what a request carries are of the right kinds."""
     if not (isinstance(body["row"], str) and isinstance(body["plan"], str | None) and isinstance(body["groups"], list)):
         return False
-    if body.get("draw", True) is not True or not all(map(_are_bounds, (*body["groups"], body["read"]))):
+    if not all(body.get(name, True) is True for name in ("draw", "support")):
+        return False
+    if not all(map(_are_bounds, (*body["groups"], body["read"]))):
         return False
     if any([type(part) for part in body[name]] != [str, int] for name in ("prefix", "group") if name in body):
         return False

@@ -38,7 +38,8 @@ class WorkerReply:
     Args:
         header: `rows` in order, `problems` by row, the worker's `points`, and its ranks `tp` and `pp`.
         arrays: what `join_rows` gives; under `streams.` and a row its activations, float32 [points, positions,
-            d_model]; under `distribution.` and a row its log-distributions, float32 [predictions, d_vocab].
+            d_model]; under `distribution.` and a row its log-distributions, float32 [predictions, d_vocab]; under
+            `supports.` and a row the bytes of the sets that it drew from.
     """
 
     def __init__(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -52,7 +53,7 @@ class WorkerReply:
         return self._arrays[name][ends[index - 1] if index else 0 : ends[index]]
 
     def array(self, name: str, row: str) -> np.ndarray | None:
-        """A row's own array: `streams` or `distribution`; None if this worker sent none."""
+        """A row's own array: `streams`, `distribution` or `supports`; None if this worker sent none."""
         return self._arrays.get(f"{name}.{row}")
 
     def edited(self, row: str) -> list[tuple[int, int]]:

@@ -9,7 +9,12 @@ import torch
 from steerlab.engines.vllm.wire.packets import pack, unpack
 from steerlab.engines.vllm.wire.plan_tables import PlanTables
 from steerlab.engines.vllm.wire.worker_reply import join_rows
-from steerlab.engines.vllm.worker.request_record import RequestRecord, gathered, gathered_distribution
+from steerlab.engines.vllm.worker.request_record import (
+    RequestRecord,
+    gathered,
+    gathered_distribution,
+    gathered_supports,
+)
 from steerlab.engines.vllm.worker.wiring import ATTRIBUTE, Wired
 
 
@@ -57,11 +62,11 @@ def _settle(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray
     """Records of requests that have ended; activations from one tensor-parallel rank only, all hold the same."""
     ranks = _ranks()
     records = wired.state.settle(header)
-    streams = _streams(records) if ranks["tp"] == 0 else {}
+    large = _streams(records) | _distributions(records) | _supports(records) if ranks["tp"] == 0 else {}
     about = {"problems": {row: record.problem for row, record in records.items() if record.problem}}
     return pack(
         {"rows": list(records), **about, "points": wired.state.points, **ranks},
-        _by_row(wired, records) | streams | (_distributions(records) if ranks["tp"] == 0 else {}),
+        _by_row(wired, records) | large,
     )
 
 
@@ -102,6 +107,12 @@ def _distributions(records: dict[str, RequestRecord]) -> dict[str, np.ndarray]:
     """Log-distributions by row: float32 [positions, d_vocab]."""
     found = {row: gathered_distribution(record) for row, record in records.items() if record.measured}
     return {f"distribution.{row}": values for row, values in found.items() if values is not None}
+
+
+def _supports(records: dict[str, RequestRecord]) -> dict[str, np.ndarray]:
+    """The sets that tokens were drawn from, by row, as bytes."""
+    found = zip(records, gathered_supports(list(records.values())), strict=True)
+    return {f"supports.{row}": np.frombuffer(s.to_bytes(), dtype=np.uint8) for row, s in found if s is not None}
 
 
 def _memory(wired: Wired, worker: Any, header: Any, arrays: dict[str, np.ndarray]) -> bytes:

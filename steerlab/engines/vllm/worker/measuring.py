@@ -6,6 +6,7 @@ for; where a position is run again, after a preemption, the later value counts.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from steerlab.engines.vllm.worker.row_sums import log_probs_of, row_sums
 from steerlab.engines.vllm.worker.tables import to_device
 from steerlab.measures.nucleus import widen
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
+from steerlab.measures.supports import sets_of
 
 SCRATCH_PER_LOGIT = 64
 """Bytes that a quantity of a whole row takes per logit while it is computed, sorting included."""
@@ -171,7 +173,7 @@ class Measuring:
 
     @torch.inference_mode()
     def draw(self, slots: np.ndarray, logits: Float[Tensor, "batch d_vocab"], tokens: Int[Tensor, " batch"]) -> None:
-        """Measures log q of tokens that have just been drawn.
+        """Measures log q of tokens that have just been drawn, and notes the sets they came from where that is asked.
 
         Args:
             slots: of the requests in the rows.
@@ -181,10 +183,13 @@ class Measuring:
         drawing, self._drawing = self._drawing, {}
         sums = row_sums(widen(logits), tokens.long(), logits.shape[-1], 0)
         found = PassValues({DRAWN: log_probs_of(sums[None])})
-        for row, slot in enumerate(slots.tolist()):
-            if slot in drawing:
-                record, position = drawing[slot]
-                record.draws.add(found, row, position)
+        rows = {row: drawing[slot] for row, slot in enumerate(slots.tolist()) if slot in drawing}
+        wanted = [row for row, (record, _) in rows.items() if record.spec.support and self._keeps_distributions]
+        if wanted:
+            found.supports = sets_of(logits[to_device(np.array(wanted), logits.device)] > -math.inf)
+        places = {row: place for place, row in enumerate(wanted)}
+        for row, (record, position) in rows.items():
+            record.draws.add(found, row, position, places.get(row, -1))
 
     @property
     def is_drawing(self) -> bool:

@@ -4,12 +4,14 @@ Where a position is run again, after a preemption, the later value counts.
 """
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from steerlab.core.token_sets import TokenSets
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
 from steerlab.measures.quantities import LogDistribution
 
@@ -22,6 +24,7 @@ class PassValues:
 
     values: dict[Any, Tensor] = field(default_factory=dict)
     distributions: dict[int, Tensor] = field(default_factory=dict)  # by first row of a request, on the host
+    supports: TokenSets | None = None
     _stacked: dict[tuple[Any, ...], np.ndarray] = field(default_factory=dict)
 
     @functools.cached_property
@@ -68,17 +71,20 @@ class Draws:
         found: what the passes found.
         rows: which row of that is this request's.
         positions: after which the tokens were drawn; one may occur twice.
+        sets: which of the supports of that is this request's; −1 if none was asked for.
     """
 
     found: list[PassValues] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    sets: list[int] = field(default_factory=list)
 
-    def add(self, found: PassValues, row: int, position: int) -> None:
+    def add(self, found: PassValues, row: int, position: int, in_sets: int = -1) -> None:
         """Notes one token."""
         self.found.append(found)
         self.rows.append(row)
         self.positions.append(position)
+        self.sets.append(in_sets)
 
 
 @dataclass
@@ -132,6 +138,23 @@ def _drawn(draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     last = dict(zip(draws.positions, values, strict=True))
     at = sorted(last)
     return np.array(at, dtype=np.int64), np.array([[last[position] for position in at]], dtype=np.float32)
+
+
+def gathered_supports(records: Sequence[RequestRecord]) -> list[TokenSets | None]:
+    """The sets that each request's tokens were drawn from, by position; None if nobody asked or this rank has none."""
+    passes = {id(found): found for record in records for found in record.draws.found if found.supports is not None}
+    if not passes:
+        return [None] * len(records)
+    every = TokenSets.joined([found.supports for found in passes.values() if found.supports is not None])
+    sizes = [len(found.supports or ()) for found in passes.values()]
+    begins = dict(zip(passes, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
+    return [_supports(record.draws, every, begins) if record.spec.support else None for record in records]
+
+
+def _supports(draws: Draws, every: TokenSets, begins: Mapping[int, int]) -> TokenSets:
+    places = [begins[id(found)] + row for found, row in zip(draws.found, draws.sets, strict=True)]
+    last = dict(zip(draws.positions, places, strict=True))
+    return every.take([last[position] for position in sorted(last)])
 
 
 def gathered_distribution(record: RequestRecord) -> np.ndarray | None:
