@@ -8,7 +8,7 @@ from typing import Final
 
 from steerlab.display.html import Piece, Shown, count, escaped
 
-_WORDS: Final = re.compile(r"\s+|\w+|[^\w\s]")
+_WORDS: Final = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
 _LONGEST: Final = 4000  # words of two texts that are compared; longer ones are marked whole
 
 

@@ -64,7 +64,7 @@ def show_tokens(
     Examples:
         >>> from steerlab.engines.toy import ToyEngine
         >>> show_tokens(ToyEngine(), "abc")
-        TokenView(log p of each token given those before it, 1 texts, 3 tokens)
+        TokenView(log p of each token given those before it, 1 text, 3 tokens)
     """
     chosen = _chosen(value, vector, plan)
     encoded = [

@@ -1,4 +1,4 @@
-"""Texts and data shipped with the package: the reference text behind `dose`, a neutral text, pairs, targets, vectors."""
+"""What is shipped with the package: the reference text behind `dose`, a neutral text, pairs, targets, vectors."""
 
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def pairs(name: str = "sentiment", split: str | None = None) -> ContrastPairs:
 
     Examples:
         >>> pairs("sentiment", "dev")
-        ContrastPairs(24 pairs in 3 groups, 40e5fbbb6cd7a9a4)
+        ContrastPairs(18 pairs in 3 groups, a6166e12969189da)
     """
     return ContrastPairs.from_jsonl(_of_vector(name, "pairs.jsonl"), group="group", split=split)
 
