@@ -32,6 +32,8 @@ STYLE: Final = (
     ".sl-face .sl-tokens{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.7;"
     "font-family:ui-monospace,monospace}"
     ".sl-face .sl-tokens i{font-style:normal;border-radius:2px;padding:.1em 0}"
+    ".sl-face .sl-aligned span{display:inline-flex;flex-direction:column;vertical-align:top;margin:0 1px .4em 0}"
+    ".sl-face .sl-aligned b{font-weight:600;padding-right:.6em}.sl-face .sl-aligned i{min-height:1.7em}"
     ".sl-face .sl-cells td,.sl-face .sl-cells th{padding:.1em .4em;white-space:pre;text-align:center;"
     "font-family:ui-monospace,monospace}"
     ".sl-face .sl-cells th{font-weight:400}.sl-face .sl-cells th[scope=row]{text-align:right}"
@@ -43,6 +45,8 @@ STYLE: Final = (
     ".sl-face img{background:#fff}"
     "@media print{.sl-face .sl-tokens i,.sl-face .sl-cells td,.sl-face .sl-bar{print-color-adjust:exact;"
     "-webkit-print-color-adjust:exact}.sl-face .sl-scroll{overflow:visible}"
+    ".sl-face table{font-size:.85em}.sl-face .sl-long{min-width:0}.sl-face .sl-cells td{white-space:pre-wrap;"
+    "overflow-wrap:anywhere}"
     ".sl-face details::details-content{content-visibility:visible;block-size:auto}}"
     "</style>"
 )
