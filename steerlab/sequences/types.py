@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.receipts import Receipt, receipts_fold
+from steerlab.core.receipts import Receipt, Receipts, receipts_fold
 from steerlab.core.text import prompt_words
 from steerlab.core.token_sets import TokenSets
 from steerlab.display import Piece, Shown, Table, count, figure
@@ -79,6 +79,7 @@ class BatchedSequences(Shown):
     receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", Receipts(self.receipts))
         ids, mask = self.sequences, self.attention_masks
         if ids.dim() != 3 or ids.shape != mask.shape:
             raise InputError(
@@ -322,6 +323,9 @@ class LogprobResults(Shown):
     support: Support = "recomputed"
     support_flips: list[list[np.ndarray]] | None = field(default=None, repr=False)
     receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", Receipts(self.receipts))
 
     def _finding(self) -> str:
         responses = [values for row in self.logprobs for values in row]

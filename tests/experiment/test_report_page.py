@@ -1,6 +1,7 @@
 """The page: it stands alone, parses, and is accessible; and Markdown says the same."""
 
 import base64
+import html
 import itertools
 import re
 from collections.abc import Iterator
@@ -285,3 +286,16 @@ def test_like_titles_get_different_identifiers() -> None:
 def test_one_sentence_is_not_a_list_of_letters() -> None:
     with pytest.raises(InputError, match="put it in a list"):
         Finding("one sentence")
+
+
+def test_a_written_report_shows_itself_in_a_notebook(tmp_path: Path) -> None:
+    path = write_material(Material("<b>run</b>", 0, effects=[make_effect()]), tmp_path / "report.html")
+    shown = path._repr_html_()
+    found = re.search(r'<iframe [^>]*srcdoc="([^"]*)"', shown)
+    assert found is not None
+    assert html.unescape(found[1]) == path.read_text(encoding="utf-8")
+    assert "<b>run</b>" not in shown
+    assert isinstance(path, Path)
+    path.unlink()
+    assert "<iframe" not in path._repr_html_()
+    assert "<iframe" not in write_material(Material("run", 0, effects=[make_effect()]), tmp_path / "a.md")._repr_html_()

@@ -107,6 +107,13 @@ def test_a_plan_of_scale_zero_is_the_unsteered_model(engine, plans):
     assert [c.token_log_probs for c in ours] == [c.token_log_probs for c in plain]
 
 
+def test_the_engine_and_its_receipts_have_faces(engine, plans):
+    made = engine.generate(PROMPTS, plan=plans, max_new_tokens=2)
+    assert repr(engine).startswith("VLLMEngine(")
+    assert repr(made.receipts) == repr(engine.receipts)
+    assert "edited tokens" in engine._repr_html_()
+
+
 def test_the_same_objects_serve_a_second_call(engine, plans):
     policy = sl.SamplingPolicy(temperature=0.8, top_p=0.9)
     first = engine.generate(PROMPTS, plan=plans, policy=policy, max_new_tokens=8, seed=5)
