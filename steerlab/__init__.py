@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from steerlab._moved import MovedModules
 
 if TYPE_CHECKING:
+    from steerlab import display
+    from steerlab.core import shipped
     from steerlab.core.contrast_pairs import ContrastPairs
     from steerlab.core.engine import Engine
     from steerlab.core.errors import (
@@ -49,12 +51,16 @@ if TYPE_CHECKING:
     )
     from steerlab.engines.loading import load
     from steerlab.engines.vllm import VLLMEngine
-    from steerlab.experiment import Controls, Effect, Experiment
+    from steerlab.experiment import Controls, Effect, Experiment, plots
     from steerlab.experiment.plots.diagnostics import plot_diagnostics
     from steerlab.experiment.run_comparison import compare
+    from steerlab.exploring.completions import side_by_side
+    from steerlab.exploring.dose_slider import dose_slider
+    from steerlab.exploring.logit_lens import logit_lens
+    from steerlab.exploring.projections import project_pairs, project_text
+    from steerlab.exploring.show_tokens import show_tokens
     from steerlab.scoring.distributions import read_distributions
     from steerlab.scoring.divergence import Divergence, divergence
-    from steerlab.scoring.show_tokens import show_tokens
     from steerlab.scoring.sliding import Perplexity, perplexity
     from steerlab.sequences import (
         BatchedSequences,
@@ -144,6 +150,7 @@ _NAMES = {
     "create_steering_hook": "steerlab.engines.lens",
     "current_step": "steerlab.engines.lens",
     "divergence": "steerlab.scoring.divergence",
+    "dose_slider": "steerlab.exploring.dose_slider",
     "explain": "steerlab.steering.explain",
     "export_gguf": "steerlab.steering.formats.gguf",
     "extract": "steerlab.steering.extraction.extract",
@@ -152,17 +159,27 @@ _NAMES = {
     "import_loreft": "steerlab.steering.formats.loreft",
     "import_sae": "steerlab.steering.formats.sae",
     "load": "steerlab.engines.loading",
+    "logit_lens": "steerlab.exploring.logit_lens",
     "perplexity": "steerlab.scoring.sliding",
     "plot_diagnostics": "steerlab.experiment.plots.diagnostics",
+    "project_pairs": "steerlab.exploring.projections",
+    "project_text": "steerlab.exploring.projections",
     "read_distributions": "steerlab.scoring.distributions",
     "register_dataset": "steerlab.sequences",
     "register_operator": "steerlab.steering.operators.registry",
     "rotate": "steerlab.steering.operators",
     "set": "steerlab.steering.operators",
-    "show_tokens": "steerlab.scoring.show_tokens",
+    "show_tokens": "steerlab.exploring.show_tokens",
+    "side_by_side": "steerlab.exploring.completions",
     "when": "steerlab.steering.positions.condition",
 }
-_MODULES = {"schedule": "steerlab.steering.positions.schedule", "where": "steerlab.steering.positions.where"}
+_MODULES = {
+    "display": "steerlab.display",
+    "plots": "steerlab.experiment.plots",
+    "schedule": "steerlab.steering.positions.schedule",
+    "shipped": "steerlab.core.shipped",
+    "where": "steerlab.steering.positions.where",
+}
 
 # `set` is left out: `from steerlab import *` must not hide Python's own.
 __all__ = [
@@ -222,7 +239,9 @@ __all__ = [
     "compare",
     "create_steering_hook",
     "current_step",
+    "display",
     "divergence",
+    "dose_slider",
     "explain",
     "export_gguf",
     "extract",
@@ -231,14 +250,20 @@ __all__ = [
     "import_loreft",
     "import_sae",
     "load",
+    "logit_lens",
     "perplexity",
     "plot_diagnostics",
+    "plots",
+    "project_pairs",
+    "project_text",
     "read_distributions",
     "register_dataset",
     "register_operator",
     "rotate",
     "schedule",
+    "shipped",
     "show_tokens",
+    "side_by_side",
     "when",
     "where",
 ]

@@ -11,6 +11,7 @@ from typing import Final
 MOVED: Final = {
     "steerlab.core.pairs": "steerlab.core.contrast_pairs",
     "steerlab.experiment.entropies": "steerlab.experiment.measurements.entropy",
+    "steerlab.scoring.show_tokens": "steerlab.exploring.show_tokens",
     "steerlab.steering.edit": "steerlab.steering.operators.edit",
     "steerlab.steering.extract": "steerlab.steering.extraction.extract",
     "steerlab.steering.operator": "steerlab.steering.operators.base",

@@ -13,14 +13,17 @@ from steerlab.core.hashing import content_hash
 from steerlab.core.numbers import as_list
 from steerlab.core.records import PlacedRow, field, frame_rows, of_split, prompt_field, read_csv, read_jsonl
 from steerlab.core.splitting import check_no_leak, row_indices, split_groups
-from steerlab.core.text import PromptLike, is_prompt, plain_text
+from steerlab.core.text import PromptLike, is_prompt, plain_text, prompt_words
+from steerlab.display import Piece, Shown, Table, count
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PAIRS_SHOWN = 20
 
-@dataclass(frozen=True)
-class ContrastPairs:
+
+@dataclass(frozen=True, repr=False)
+class ContrastPairs(Shown):
     """Prompts in pairs that differ in one property: positive shows it, negative does not.
 
     Attributes:
@@ -69,6 +72,14 @@ class ContrastPairs:
 
     def __iter__(self) -> Iterator[tuple[PromptLike, PromptLike]]:
         return iter(zip(self.positives, self.negatives, strict=True))
+
+    def _finding(self) -> str:
+        return f"{count(len(self), 'pair')} in {count(len(set(self.groups)), 'group')}, {self.hash}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        shown = range(min(len(self), PAIRS_SHOWN))
+        rows = [(prompt_words(self.positives[k]), prompt_words(self.negatives[k]), self.groups[k]) for k in shown]
+        return [Table(["positive", "negative", "group"], rows, more=".to_frame()", total=len(self))]
 
     @classmethod
     def from_lists(

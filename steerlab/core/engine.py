@@ -2,18 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.receipts import Receipt, receipts_fold
 from steerlab.core.results import Activations, Generations, Measured, Scores
 from steerlab.core.seeds import SeedLike
 from steerlab.core.text import Boundary, PromptLike, TargetLike
+from steerlab.display import Facts, Piece, Shown, figure, shortened
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT_POLICY = SamplingPolicy()
 
 
-@dataclass(frozen=True)
-class ModelInfo:
+@dataclass(frozen=True, repr=False)
+class ModelInfo(Shown):
     """Which model an engine runs, precisely enough to compare results by.
 
     Attributes:
@@ -38,6 +43,27 @@ class ModelInfo:
     d_vocab: int
     context_length: int
     dtype: str
+
+    def _finding(self) -> str:
+        sizes = f"{figure(self.n_layers)} layers of width {figure(self.d_model)}"
+        return f"{self.name!r}, {sizes}, {self.dtype}, weights {shortened(self.weights_hash, 13)}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return [
+            Facts(
+                [
+                    ("model", self.name),
+                    ("revision", self.revision),
+                    ("weights", self.weights_hash),
+                    ("weight processing", self.weight_processing),
+                    ("layers", self.n_layers),
+                    ("width of the stream", self.d_model),
+                    ("logits", self.d_vocab),
+                    ("context", f"{figure(self.context_length)} tokens"),
+                    ("dtype", self.dtype),
+                ]
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -150,3 +176,40 @@ class Engine(Protocol):
     def close(self) -> None:
         """Frees the model."""
         ...
+
+
+@runtime_checkable
+class UnembeddingEngine(Protocol):
+    """An engine whose final norm and unembedding can be applied to any stream; not every engine has them at hand."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that runs."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer."""
+        ...
+
+    def unembed(self, streams: "Tensor") -> "Tensor":
+        """Logits of streams as they are after the last layer.
+
+        Args:
+            streams: shape [rows, d_model].
+
+        Returns:
+            float32 on the CPU, shape [rows, d_vocab].
+        """
+        ...
+
+
+def engine_pieces(info: ModelInfo, traits: EngineTraits, receipts: Sequence[Receipt]) -> list[Piece]:
+    """What a notebook shows of an engine: its model, where it runs, and what the last call edited."""
+    where = Facts(
+        [
+            ("runs on", f"{traits.backend}, {traits.device}"),
+            ("layers that can be edited", list(traits.layers) if len(traits.layers) < info.n_layers else "all"),
+        ]
+    )
+    return [*info._pieces(), where, *receipts_fold(receipts, "last call")]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steerlab.core.errors import ReceiptError
+from steerlab.display import Fold, Piece, Shown, Table, count, figure
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class EditReceipt:
         return f"{self.operator}{along} at {self.hook_point}"
 
 
-@dataclass(frozen=True)
-class Receipt:
+@dataclass(frozen=True, repr=False)
+class Receipt(Shown):
     """What a plan did to one row (one completion, one prompt-target pair, or one captured prompt).
 
     The last token of a row drives nothing, hence is never run nor counted: the last sampled token, the last target
@@ -77,6 +78,15 @@ class Receipt:
             return math.nan
         return math.fsum(e.mean_relative_change * e.edited for e in self.edits if e.edited) / self.edited
 
+    def _finding(self) -> str:
+        if self.plan_hash is None:
+            return f"row {self.row_index}, unsteered"
+        change = f", mean ‖Δh‖/‖h‖ {figure(self.mean_relative_change)}" if self.edited else ""
+        return f"row {self.row_index}, {_edited_of(self.edited, self.expected)}{change}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return Receipts([self])._pieces()
+
     def check(self) -> "Receipt":
         """The receipt itself, if the plan edited exactly what it implies.
 
@@ -90,6 +100,50 @@ class Receipt:
                     f"and edited {edit.edited}. The result cannot be trusted; another hook may skip or repeat it."
                 )
         return self
+
+
+class Receipts(Shown, tuple[Receipt, ...]):
+    """The receipts of a call, one per row of its result: a tuple."""
+
+    __slots__ = ()
+
+    @property
+    def edited(self) -> int:
+        """Edits over all rows and layers."""
+        return sum(receipt.edited for receipt in self)
+
+    @property
+    def table(self) -> Table:
+        """A row per row of the result and edit."""
+        rows = [
+            (r.row_index, e.title, e.edited, e.expected, e.mean_relative_change, e.condition_passed)
+            for r in self
+            for e in r.edits
+        ]
+        conditional = any(row[-1] is not None for row in rows)
+        columns = ["row", "edit", "edited tokens", "expected", "mean ‖Δh‖/‖h‖", "condition passed"]
+        width = len(columns) if conditional else len(columns) - 1
+        return Table(columns[:width], [row[:width] for row in rows])
+
+    def _finding(self) -> str:
+        if not any(receipt.edits for receipt in self):
+            return f"{count(len(self), 'row')}, unsteered" if self else "nothing ran"
+        return f"{count(len(self), 'row')}, {_edited_of(self.edited, sum(receipt.expected for receipt in self))}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        table = self.table
+        return [table] if table.rows else []
+
+
+def receipts_fold(receipts: Sequence[Receipt], title: str = "receipts") -> list[Piece]:
+    """What was edited in each row, to be opened on demand; nothing where no row was steered."""
+    found = Receipts(receipts)
+    return [Fold(f"{title}: {found._finding()}", found._pieces())] if found.table.rows else []
+
+
+def _edited_of(edited: int, expected: int) -> str:
+    """How many tokens were edited, and how many should have been if that is another number."""
+    return count(edited, "edited token") + (f" of {figure(expected)} expected" if edited != expected else "")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What an engine returns: completions, scores and activations."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from steerlab.core.errors import HookPointError, InputError, SteerlabError
-from steerlab.core.receipts import Inherited, Receipt
+from steerlab.core.receipts import Inherited, Receipt, Receipts, receipts_fold
 from steerlab.core.spelling import token_text
 from steerlab.core.text import EncodedPair
-from steerlab.display import Face, Fold, Table, figure
+from steerlab.display import Piece, Remarks, Shown, Table, count, figure, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
+ROWS_SHOWN = 50
+"""Rows of a result that a notebook shows."""
 
-@dataclass(frozen=True)
-class Completion:
+
+@dataclass(frozen=True, repr=False)
+class Completion(Shown):
     """One sampled continuation of one prompt.
 
     Attributes:
@@ -52,9 +55,16 @@ class Completion:
         """Log-probability of the whole completion under the model, in nats."""
         return math.fsum(self.token_log_probs)
 
+    def _finding(self) -> str:
+        figures = f"{count(len(self.token_ids), 'token')}, log p {figure(self.log_prob)} nats"
+        return f"{shortened(self.text)!r}, {figures}, ended by {self.finish_reason}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return [Table(["text"], [(self.text,)])]
+
 
 @dataclass(frozen=True, repr=False)
-class Generations(Sequence[Completion]):
+class Generations(Shown, Sequence[Completion]):
     """Completions in order of prompt, then sample.
 
     Attributes:
@@ -93,19 +103,23 @@ class Generations(Sequence[Completion]):
         """The text of every completion."""
         return [completion.text for completion in self.completions]
 
-    def __repr__(self) -> str:
-        ran = f" on {self.engine}" if self.engine else ""
-        return f"Generations({_count(self, 'completion')} of {_count(self.prompt_token_ids, 'prompt')}{ran})"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", Receipts(self.receipts))
 
-    def _repr_html_(self) -> str:
+    def _finding(self) -> str:
+        ran = f" on {self.engine}" if self.engine else ""
+        return f"{count(len(self), 'completion')} of {count(len(self.prompt_token_ids), 'prompt')}{ran}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        edited = _edited(self.receipts, len(self))
         rows = [
-            (c.prompt_index, c.sample_index, c.text, len(c.token_ids), c.finish_reason, c.log_prob, *edited)
-            for c, edited in zip(self.completions, _edited(self.receipts, len(self)), strict=True)
+            (c.prompt_index, c.sample_index, c.text, len(c.token_ids), c.finish_reason, c.log_prob, *edited[k])
+            for k, c in enumerate(self.completions[:ROWS_SHOWN])
         ]
-        columns = ["prompt", "sample", "text", "tokens", "ended by", "log p (nats)"]
-        table = Table([*columns, *_edited_column(self.receipts)], rows, more=".to_frame()")
+        columns = ["prompt", "sample", "text", "tokens", "ended by", "log p (nats)", *_edited_column(self.receipts)]
+        table = Table(columns, rows, ROWS_SHOWN, more=".to_frame()", total=len(self))
         errors = [f"Prompt {index}: {error}" for index, error in list(self.errors.items())[:5]]
-        return Face(repr(self), [table, *_receipts_fold(self.receipts)], errors).html()
+        return [Remarks(errors), table, *receipts_fold(self.receipts)]
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per completion: prompt_index, sample_index, text, num_tokens, finish_reason, log_prob, log_q."""
@@ -119,8 +133,8 @@ class Generations(Sequence[Completion]):
         return pd.DataFrame(rows, columns=columns)
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, repr=False)
+class Score(Shown):
     """The exact log-probability of one target after one prompt.
 
     Attributes:
@@ -181,9 +195,16 @@ class Score:
         """Minus the log-probability in bits, per byte of scored text; NaN if the tokens spell none, or are unread."""
         return -self.log_prob / math.log(2) / self.num_bytes if self.num_bytes else math.nan
 
+    def _finding(self) -> str:
+        figures = f"log p {figure(self.log_prob)} nats, {count(self.num_tokens, 'token')}"
+        return f"{figures}, perplexity {figure(self.perplexity)}, {self.boundary} boundary"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return Scores((self,))._pieces()
+
 
 @dataclass(frozen=True, repr=False)
-class Scores(Sequence[Score]):
+class Scores(Shown, Sequence[Score]):
     """Scores in order of prompt, then target, then variant.
 
     `scores[k]` is the k-th of them; `scores.log_prob` and its like are arrays over all, in the same order.
@@ -218,14 +239,16 @@ class Scores(Sequence[Score]):
         """The scores of one prompt, in order of its targets."""
         return [row for row in self.rows if row.prompt_index == prompt_index]
 
-    def __repr__(self) -> str:
-        n_prompts = len({row.prompt_index for row in self.rows})
-        prompts = "1 prompt" if n_prompts == 1 else f"{n_prompts} prompts"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", Receipts(self.receipts))
+
+    def _finding(self) -> str:
+        prompts = count(len({row.prompt_index for row in self.rows}), "prompt")
         weights = f", {self.dtype}" if self.dtype else ""
         first = f", log p {figure(self.rows[0].log_prob)} nats" if len(self.rows) == 1 else ""
-        return f"Scores({_count(self.rows, 'target')} of {prompts}{first}{weights})"
+        return f"{count(len(self.rows), 'target')} of {prompts}{first}{weights}"
 
-    def _repr_html_(self) -> str:
+    def _pieces(self) -> Sequence[Piece]:
         shown = {
             "prompt_index": "prompt",
             "target_index": "target",
@@ -237,12 +260,11 @@ class Scores(Sequence[Score]):
             "bits_per_byte": "bits per byte",
             "boundary": "boundary",
         }
-        rows = [
-            (*(getattr(row, name) for name in shown), *edited)
-            for row, edited in zip(self.rows, _edited(self.receipts, len(self)), strict=True)
-        ]
+        edited = _edited(self.receipts, len(self))
+        rows = [(*(getattr(row, name) for name in shown), *edited[k]) for k, row in enumerate(self.rows[:ROWS_SHOWN])]
         columns = [*shown.values(), *_edited_column(self.receipts)]
-        return Face(repr(self), [Table(columns, rows, more=".to_frame()"), *_receipts_fold(self.receipts)]).html()
+        table = Table(columns, rows, ROWS_SHOWN, more=".to_frame()", total=len(self))
+        return [table, *receipts_fold(self.receipts)]
 
     @property
     def log_prob(self) -> np.ndarray:
@@ -361,12 +383,12 @@ class Measured(list[dict[str, np.ndarray]]):
         inherited: Sequence[Inherited] = (),
     ) -> None:
         super().__init__(rows)
-        self.receipts = tuple(receipts)
+        self.receipts = Receipts(receipts)
         self.inherited = tuple(inherited)
 
 
 @dataclass(frozen=True, repr=False)
-class Activations:
+class Activations(Shown):
     """Residual-stream activations read at chosen positions.
 
     Attributes:
@@ -409,20 +431,23 @@ class Activations:
         start, stop = self._cuts[prompt_index]
         return self[layer][start:stop]
 
-    def __repr__(self) -> str:
-        layers = ", ".join(map(str, self.layers))
-        read = f"{self.pool} of positions" if self.pool else _count(sum(self.positions, ()), "position")
-        n_prompts = _count(self.prompt_token_ids, "prompt")
-        return f"Activations({self.site} of layer{'s' * (len(self.layers) > 1)} {layers}, {n_prompts}, {read})"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", Receipts(self.receipts))
 
-    def _repr_html_(self) -> str:
+    def _finding(self) -> str:
+        layers = ", ".join(map(str, self.layers))
+        read = f"{self.pool} of positions" if self.pool else count(sum(map(len, self.positions)), "position")
+        n_prompts = count(len(self.prompt_token_ids), "prompt")
+        return f"{self.site} of layer{'s' * (len(self.layers) > 1)} {layers}, {n_prompts}, {read}"
+
+    def _pieces(self) -> Sequence[Piece]:
         norms = [values.norm(dim=-1) for values in self.values]
         rows = [
             (layer, " × ".join(map(str, values.shape)), float(norm.median()), float(norm.max()))
             for layer, values, norm in zip(self.layers, self.values, norms, strict=True)
         ]
         table = Table(["layer", "shape", "median norm", "largest norm"], rows)
-        return Face(repr(self), [table, *_receipts_fold(self.receipts)]).html()
+        return [table, *receipts_fold(self.receipts)]
 
     @cached_property
     def _cuts(self) -> list[tuple[int, int]]:
@@ -437,11 +462,6 @@ class Activations:
         return torch.stack(self.values)
 
 
-def _count(items: Sized, word: str) -> str:
-    """A number of things in words."""
-    return f"{len(items)} {word}{'' if len(items) == 1 else 's'}"
-
-
 def _edited(receipts: Sequence[Receipt], n_rows: int) -> list[tuple[int, ...]]:
     """The column of edited tokens, empty where no row was steered."""
     return [(receipt.edited,) for receipt in receipts] if _edited_column(receipts) else [()] * n_rows
@@ -449,12 +469,6 @@ def _edited(receipts: Sequence[Receipt], n_rows: int) -> list[tuple[int, ...]]:
 
 def _edited_column(receipts: Sequence[Receipt]) -> list[str]:
     return ["edited tokens"] if any(receipt.edits for receipt in receipts) else []
-
-
-def _receipts_fold(receipts: Sequence[Receipt]) -> list[Fold]:
-    """What was edited in each row, to be opened on demand."""
-    rows = [(r.row_index, e.title, e.edited, e.mean_relative_change) for r in receipts for e in r.edits]
-    return [Fold("receipts", [Table(["row", "edit", "edited tokens", "mean ‖Δh‖/‖h‖"], rows)])] if rows else []
 
 
 def exp_or_inf(value: float) -> float:

@@ -1,7 +1,7 @@
 """Targets: the texts that are scored after each prompt, each with a label (+1 or −1)."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,13 @@ from steerlab.core.records import (
     target_field,
 )
 from steerlab.core.splitting import check_no_leak, row_indices, split_groups
-from steerlab.core.text import PromptLike, TargetLike, plain_text
+from steerlab.core.text import PromptLike, TargetLike, plain_text, prompt_words
+from steerlab.display import Piece, Shown, Table, count
 
 if TYPE_CHECKING:
     import pandas as pd
+
+ITEMS_SHOWN = 20
 
 # What a label may look like where every value is text.
 _CSV_LABELS = {"1": 1, "+1": 1, "-1": -1}
@@ -57,8 +60,8 @@ class TargetItem:
         return [*self.positives, *self.negatives]
 
 
-@dataclass(frozen=True)
-class Targets:
+@dataclass(frozen=True, repr=False)
+class Targets(Shown):
     """Items to measure an effect on; an item is a prompt.
 
     Raises:
@@ -91,6 +94,18 @@ class Targets:
 
     def __iter__(self) -> Iterator[TargetItem]:
         return iter(self.items)
+
+    def _finding(self) -> str:
+        n_targets, n_groups = sum(len(item.targets) for item in self), len(set(self.groups))
+        numbers = f"{count(len(self), 'item')} with {count(n_targets, 'target')} in {count(n_groups, 'group')}"
+        return f"{numbers}, {self.hash}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        rows = [
+            (prompt_words(i.prompt), _side(i.positives), _side(i.negatives), i.group) for i in self.items[:ITEMS_SHOWN]
+        ]
+        columns = ["prompt", "positive targets", "negative targets", "group"]
+        return [Table(columns, rows, more=".to_frame()", total=len(self))]
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> "Targets":
@@ -205,6 +220,11 @@ class Targets:
         left, right = (self.take(part) for part in split_groups(self.groups, fraction, seed))
         check_no_leak(left.prompts, right.prompts)
         return left, right
+
+
+def _side(targets: Sequence[TargetLike]) -> str:
+    """Targets of one side, a line each, white space at their ends visible."""
+    return "\n".join(repr(target) if isinstance(target, str) else str(list(target)) for target in targets)
 
 
 def _csv_label(row: dict[str, Any]) -> dict[str, int]:

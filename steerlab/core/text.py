@@ -167,6 +167,20 @@ def is_prompt(item: Any) -> bool:
     return is_target(item)
 
 
+def prompt_words(prompt: PromptLike) -> str:
+    """A prompt as a reader sees it: text as it is, a message a line, ids as numbers.
+
+    Examples:
+        >>> prompt_words([{"role": "user", "content": "Hi"}]), prompt_words([5, 6])
+        ('user: Hi', '[5, 6]')
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if all(isinstance(part, Mapping) for part in prompt):
+        return "\n".join(f"{part.get('role')}: {part.get('content')}" for part in prompt)  # pyright: ignore
+    return str(list(prompt))
+
+
 def is_target(item: Any) -> bool:
     """Whether this is text or token ids; it may be empty."""
     return isinstance(item, str) or _is_ids(item)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steerlab.display.html import escaped, figure
+
 _Rgb = tuple[float, float, float]
 
 # Ends and middle of the scales, sRGB from 0 to 1. The middle of the diverging scale is white, so that 0 is no colour.
@@ -114,3 +116,23 @@ def _hex(color: _Rgb) -> str:
 def _finite(values: Iterable[float]) -> np.ndarray:
     found = np.asarray(list(values), dtype=np.float64)
     return found[np.isfinite(found)]
+
+
+@dataclass(frozen=True)
+class Legend:
+    """The ends of a scale, their unit, and the colours between them, as a piece of a face.
+
+    Attributes:
+        scale: the scale.
+        unit: of its numbers; empty if they have none.
+    """
+
+    scale: Scale
+    unit: str = ""
+
+    def html(self) -> str:
+        """Its HTML."""
+        low, high = self.scale.low, self.scale.high
+        stops = ",".join(_hex(self.scale.rgb(low + (high - low) * k / 8) or _NOTHING) for k in range(9))
+        bar = f'<span class="sl-bar" style="background:linear-gradient(90deg,{stops})"></span>'
+        return f"<p>{escaped(figure(low))} {bar} {escaped(f'{figure(high)} {self.unit}'.strip())}</p>"

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from steerlab.display.colors import Scale, diverging, sequential
-from steerlab.display.html import Face, Fold, escaped, figure
+from steerlab.display.colors import Legend, Scale, diverging, sequential
+from steerlab.display.grid import visible
+from steerlab.display.html import Fold, Piece, Shown, count, escaped, figure
 
 LONG = 400
 
@@ -26,8 +27,8 @@ class TokenRow:
     name: str = ""
 
 
-@dataclass(frozen=True)
-class TokenView:
+@dataclass(frozen=True, repr=False)
+class TokenView(Shown):
     """Texts with coloured tokens; a notebook shows them, and `print` shows a table.
 
     Attributes:
@@ -35,63 +36,62 @@ class TokenView:
         label: what the numbers are, e.g. `Δ log p`.
         unit: their unit, e.g. `nats`; empty if they have none.
         scale: the colours.
+        aligned: whether each token has a column of its own, so that the k-th tokens of all texts stand in one line.
     """
 
     rows: tuple[TokenRow, ...]
     label: str
     unit: str
     scale: Scale
-
-    def __repr__(self) -> str:
-        n_tokens = sum(len(row.tokens) for row in self.rows)
-        return f"TokenView({self.label}, {len(self.rows)} texts, {n_tokens} tokens)"
+    aligned: bool = False
 
     def __str__(self) -> str:
-        lines = [f"{self.label}{self._unit}"]
+        lines = [f"{self.label}{f' ({self.unit})' if self.unit else ''}"]
         for row in self.rows:
             lines += [row.name] if row.name else []
-            width = max((len(_visible(token)) for token in row.tokens), default=0)
+            width = max((len(visible(token)) for token in row.tokens), default=0)
             pairs = zip(row.tokens, row.values, strict=True)
-            lines += [f"  {_visible(token):<{width}}  {figure(value)}" for token, value in pairs]
+            lines += [f"  {visible(token):<{width}}  {figure(value)}" for token, value in pairs]
         return "\n".join(lines)
 
     def html(self) -> str:
         """The texts without style, as a piece of a face."""
-        return "".join(self._row(row) for row in self.rows)
-
-    def _repr_html_(self) -> str:
-        n_tokens = sum(len(row.tokens) for row in self.rows)
-        body = [Fold(f"{n_tokens} tokens", [self])] if n_tokens > LONG else [self]
-        return Face(f"{self.label}{self._unit}", [_Legend(self.scale), *body]).html()
+        if self.aligned:
+            cells = "".join(map(self._cells, self.rows))
+            return f'<div class="sl-scroll" tabindex="0"><table class="sl-cells"><tbody>{cells}</tbody></table></div>'
+        if not any(row.name for row in self.rows):
+            return "".join(f'<p class="sl-tokens">{self._spans(row)}</p>' for row in self.rows)
+        body = "".join(
+            f'<tr><th scope="row">{escaped(row.name)}</th><td class="sl-tokens">{self._spans(row)}</td></tr>'
+            for row in self.rows
+        )
+        return f"<table><tbody>{body}</tbody></table>"
 
     @property
-    def _unit(self) -> str:
-        return f" ({self.unit})" if self.unit else ""
+    def n_tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(len(row.tokens) for row in self.rows)
 
-    def _row(self, row: TokenRow) -> str:
-        name = f"<b>{escaped(row.name)}</b> " if row.name else ""
-        spans = "".join(self._token(token, value) for token, value in zip(row.tokens, row.values, strict=True))
-        return f'<p class="sl-tokens">{name}{spans}</p>'
+    def _finding(self) -> str:
+        return f"{self.label}, {count(len(self.rows), 'text')}, {count(self.n_tokens, 'token')}"
 
-    def _token(self, token: str, value: float) -> str:
+    def _pieces(self) -> Sequence[Piece]:
+        body = [Fold(count(self.n_tokens, "token"), [self])] if self.n_tokens > LONG else [self]
+        return [Legend(self.scale, self.unit), *body]
+
+    def _spans(self, row: TokenRow) -> str:
+        return "".join(self._token("i", token, value) for token, value in zip(row.tokens, row.values, strict=True))
+
+    def _cells(self, row: TokenRow) -> str:
+        cells = zip(map(visible, row.tokens), row.values, strict=True)
+        return f'<tr><th scope="row">{escaped(row.name)}</th>{"".join(self._token("td", *cell) for cell in cells)}</tr>'
+
+    def _token(self, tag: str, token: str, value: float) -> str:
         text = escaped(token.replace("\n", "⏎\n")) or "∅"
         if math.isnan(value):
-            return f"<i>{text}</i>"
-        unit = f" {self.unit}" if self.unit else ""
-        return f'<i style="{self.scale.css(value)}" title="{escaped(f"{figure(value, 4)}{unit}")}">{text}</i>'
-
-
-@dataclass(frozen=True)
-class _Legend:
-    """The ends of a scale and the colours between them."""
-
-    scale: Scale
-
-    def html(self) -> str:
-        low, high = self.scale.low, self.scale.high
-        stops = ",".join(_background(self.scale, low + (high - low) * k / 8) for k in range(9))
-        bar = f'<span class="sl-bar" style="background:linear-gradient(90deg,{stops})"></span>'
-        return f"<p>{escaped(figure(low))} {bar} {escaped(figure(high))}</p>"
+            return f"<{tag}>{text}</{tag}>"
+        told = escaped(f"{figure(value, 4)} {self.unit}".strip())
+        return f'<{tag} style="{self.scale.css(value)}" title="{told}">{text}</{tag}>'
 
 
 def tokens(
@@ -102,6 +102,7 @@ def tokens(
     unit: str = "",
     names: Sequence[str] | None = None,
     scale: Literal["diverging", "sequential"] | Scale = "diverging",
+    aligned: bool = False,
 ) -> TokenView:
     """Shows tokens coloured by numbers of one's own.
 
@@ -112,6 +113,7 @@ def tokens(
         unit: their unit.
         names: a name per text.
         scale: `diverging` around 0, `sequential` from the smallest to the largest, or a scale.
+        aligned: give each token a column of its own, so that the k-th tokens of all texts stand in one line.
 
     Raises:
         ValueError: if tokens, values and names do not match.
@@ -132,7 +134,8 @@ def tokens(
         if len(row) != len(own):
             raise ValueError(f"A text has {len(row)} tokens and {len(own)} values; each token has one.")
         made.append(TokenRow(tuple(row), tuple(map(float, own)), name))
-    return TokenView(tuple(made), label, unit, _scale(scale, [value for row in made for value in row.values]))
+    colors = _scale(scale, [value for row in made for value in row.values])
+    return TokenView(tuple(made), label, unit, colors, aligned)
 
 
 def _scale(scale: str | Scale, values: list[float]) -> Scale:
@@ -142,11 +145,3 @@ def _scale(scale: str | Scale, values: list[float]) -> Scale:
     if scale not in kinds:
         raise ValueError(f"scale is 'diverging', 'sequential' or a Scale, got {scale!r}.")
     return kinds[scale](values)
-
-
-def _background(scale: Scale, value: float) -> str:
-    return scale.css(value).split(";")[0].removeprefix("background:")
-
-
-def _visible(token: str) -> str:
-    return token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")

@@ -13,18 +13,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
+from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.not_finite import not_finite
 from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.receipts import Receipt, warn_if_idle
+from steerlab.core.receipts import Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Completion, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed, draw_keys, row_key
 from steerlab.core.spelling import Continuation
 from steerlab.core.stopping import before_stop, find_stop, stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike
+from steerlab.display import Piece, Shown
 from steerlab.measures.draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs
@@ -39,11 +40,12 @@ from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
 from steerlab.steering.run import PlanRun
+from steerlab.steering.top_tokens import check_streams
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
 
-class ToyEngine:
+class ToyEngine(Shown):
     """The Engine protocol on a tiny random model.
 
     The model: token embeddings; per layer h ← h + tanh(A · mean of h over the positions so far + B · h), whose input
@@ -69,7 +71,7 @@ class ToyEngine:
 
     def __init__(self, seed: int = 0, n_layers: int = 3, d_model: int = 32, context_length: int = 512) -> None:
         self.tokenizer = _byte_tokenizer()
-        self.receipts: list[Receipt] = []
+        self.receipts: Sequence[Receipt] = Receipts()
         draws = torch.Generator().manual_seed(seed)
         d_vocab = len(self.tokenizer)
         self._embedding = torch.randn(d_vocab, d_model, generator=draws)
@@ -88,6 +90,12 @@ class ToyEngine:
             dtype="float32",
         )
         self.traits = EngineTraits("toy", "cpu", tuple(range(n_layers)), takes_functions=True)
+
+    def _finding(self) -> str:
+        return f"{self.info.name!r}, {self.info.n_layers} layers, {self.info.dtype}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return engine_pieces(self.info, self.traits, self.receipts)
 
     def close(self) -> None:
         """Frees the model. The engine cannot be used afterwards."""
@@ -175,6 +183,11 @@ class ToyEngine:
     ) -> Activations:
         """Activations at chosen layers and positions, as they are after the plan's edits."""
         return self._noted(self._capture(prompts, layers, site, where, pool, plan, chat))
+
+    def unembed(self, streams: Tensor) -> Tensor:
+        """Logits of streams [rows, d_model] as they are after the last layer: [rows, d_vocab]."""
+        assert self._unembedding is not None
+        return check_streams(streams, self.info).float() @ self._unembedding
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream at a hook point on the shipped reference text, position 0 left out."""
@@ -293,7 +306,7 @@ class ToyEngine:
         return assign_plans(plan, n_prompts, self.info, self.median_norm)
 
     def _noted(self, result: _Result, *, warn: bool = True) -> _Result:
-        self.receipts = list(result.receipts)
+        self.receipts = Receipts(result.receipts)
         if warn:
             warn_if_idle(self.receipts)
         return result

@@ -14,6 +14,7 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
+from steerlab.display import Facts, Piece, Shown, Table
 from steerlab.experiment.measurements.confirmation import Confirmation, all_looks, measure_confirmation
 from steerlab.experiment.measurements.controls import Controls
 from steerlab.experiment.measurements.cost import measure_cost
@@ -48,7 +49,7 @@ from steerlab.steering.vectors import SteeringVector, VectorSet
 DEFAULT_CONTROLS = Controls()
 
 
-class Experiment:
+class Experiment(Shown):
     """Extracts vectors, steers, and measures what changed, against nulls and with its cost.
 
     Whatever is measured goes to the run directory `root/name` as soon as it is finished. An experiment of the same
@@ -95,9 +96,16 @@ class Experiment:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
+    def _finding(self) -> str:
         place = "in memory" if self._session.folder is None else repr(str(self.path))
-        return f"Experiment({self.name!r}, {len(self.results.effects)} effects, {place})"
+        return f"{self.name!r}, {len(self.results.effects)} effects, {place}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        facts = Facts([("backend", self.backend), ("seed", self.seed), ("looks at items", len(self.looks))])
+        effects = [(e.verdict, e.slope, *e.ci, e.null_rank, e.plan_text) for e in self.effects]
+        columns = ["verdict", "slope", "from", "to", "null rank", "plan"]
+        table = [Table(columns, effects, caption="effects")] if effects else []
+        return [facts, *table, *(self.results._pieces() if self.results else [])]
 
     @property
     def name(self) -> str:
@@ -675,7 +683,7 @@ class Experiment:
             path: where to; `report.html` in the run directory by default.
 
         Returns:
-            The path written.
+            The path written; in a notebook it shows the page.
 
         Raises:
             RunError: if nothing has been measured yet.

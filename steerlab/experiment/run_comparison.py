@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core.errors import InputError
+from steerlab.display import Fold, Piece, Remarks, Shown, Table, count
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.effect import Effect
 
@@ -40,8 +41,8 @@ EFFECT_COLUMNS = [
 ]
 
 
-@dataclass(frozen=True)
-class RunComparison:
+@dataclass(frozen=True, repr=False)
+class RunComparison(Shown):
     """Two runs side by side.
 
     Attributes:
@@ -66,6 +67,22 @@ class RunComparison:
     def differences(self) -> pd.DataFrame:
         """The entries of `configuration` that differ."""
         return self.configuration.loc[~self.configuration.same].reset_index(drop=True)
+
+    def _finding(self) -> str:
+        differing = count(len(self.differences), "entry").replace("entrys", "entries")
+        pairs = count(len(self.effects), "pair")
+        alone = len(self.only_a) + len(self.only_b)
+        return f"{differing} of the configuration differ, {pairs} of effects, {alone} in one run only"
+
+    def _pieces(self) -> Sequence[Piece]:
+        columns = ["effect_a", "effect_b", "matched_by", "slope_a", "slope_b", "verdict_a", "verdict_b"]
+        columns.append("largest_difference")
+        return [
+            Table.of_frame(self.differences, caption="what differs", more=".differences"),
+            Table.of_frame(self.effects[columns], caption="effects", more=".effects"),
+            Remarks([line for line in str(self).splitlines() if line.startswith("effect ") and "only in" in line]),
+            Fold("all of the configuration", [Table.of_frame(self.configuration, limit=200, more=".configuration")]),
+        ]
 
     def __str__(self) -> str:
         differing = self.differences.to_dict("records")

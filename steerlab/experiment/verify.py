@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
@@ -14,6 +14,7 @@ import pandas as pd
 from steerlab.core.errors import RunError, SteerlabError, UnknownOperatorError
 from steerlab.core.numbers import check_integer, check_number
 from steerlab.core.seeds import check_single_seed
+from steerlab.display import Fold, Piece, Remarks, Shown, Table
 from steerlab.experiment.measurements.registry import MEASUREMENTS
 from steerlab.experiment.store.cell_engine import score_rows_again
 from steerlab.experiment.store.session import Session
@@ -25,8 +26,8 @@ LOW_PRECISION_TOLERANCE = 0.1
 _NOT_READ = "not read, which says nothing about damage: "
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
     """What a verification found.
 
     Attributes:
@@ -52,8 +53,12 @@ class Verification:
         found = [f"  {row['check']} {row['item']}: {row['detail']}" for row in self.failures.to_dict("records")]
         return "\n".join([f"NOT verified: {len(found)} of {len(self.table)} checks failed ({counts})", *found])
 
-    def __repr__(self) -> str:
-        return f"Verification(ok={self.ok}, {len(self.table)} checks)"
+    def _finding(self) -> str:
+        return f"ok={self.ok}, {len(self.table)} checks"
+
+    def _pieces(self) -> Sequence[Piece]:
+        failed = Table.of_frame(self.failures, caption="failed") if not self.ok else Remarks([str(self)])
+        return [failed, Fold("all checks", [Table.of_frame(self.table, more=".table")])]
 
 
 def verify(session: Session, *, n: int = 3, seed: int = 0, tolerance: float | None = None) -> Verification:

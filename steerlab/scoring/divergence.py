@@ -1,6 +1,7 @@
 """How far two models, or one model under two plans, disagree on the next token of a text, position by position."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.display import Facts, Histogram, Piece, Shown, Table, count, figure
 from steerlab.display.progress import progress
 from steerlab.measures.divergence import jensen_shannon, normalised_kl
 from steerlab.measures.nucleus import policy_log_probs
@@ -30,8 +32,8 @@ ROWS = 64  # positions compared at once
 _COLUMNS = ("kl", "reverse_kl", "jensen_shannon", "overlap", "reverse_overlap", "nll_a", "nll_b")
 
 
-@dataclass(frozen=True)
-class Divergence:
+@dataclass(frozen=True, repr=False)
+class Divergence(Shown):
     """Two next-token distributions a and b at every scored position of a text; in nats, one value per position.
 
     Attributes:
@@ -64,12 +66,26 @@ class Divergence:
     policy: SamplingPolicy | None = None
     dtypes: tuple[str, str] | None = None
 
-    def __repr__(self) -> str:
-        return (
-            f"Divergence({self.num_tokens} tokens, mean_kl={self.mean_kl:.4g}, "
-            f"mean_reverse_kl={self.mean_reverse_kl:.4g}, mean_jensen_shannon={self.mean_jensen_shannon:.4g}, "
-            f"dtypes={self.dtypes})"
+    def _finding(self) -> str:
+        means = f"mean KL {figure(self.mean_kl)} nats, reverse {figure(self.mean_reverse_kl)}"
+        return f"{means}, Jensen–Shannon {figure(self.mean_jensen_shannon)}, {count(self.num_tokens, 'token')}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        names = {"KL(a ‖ b)": self.kl, "KL(b ‖ a)": self.reverse_kl, "Jensen–Shannon": self.jensen_shannon}
+        rows = [
+            (name, float(x.mean()), float(np.median(x)), float(x.max()), int(self.positions[int(x.argmax())]))
+            for name, x in names.items()
+        ]
+        table = Table(["nats per token", "mean", "median", "largest", "at position"], rows)
+        facts = Facts(
+            [
+                ("tokens compared", self.num_tokens),
+                ("infinite KL at", self.num_infinite or None),
+                ("policy", None if self.policy is None else str(self.policy)),
+                ("dtypes", None if self.dtypes is None else " and ".join(self.dtypes)),
+            ]
         )
+        return [table, facts, Histogram({"tokens": self.kl.tolist()}, "KL(a ‖ b) of each token (nats)")]
 
     @property
     def num_tokens(self) -> int:

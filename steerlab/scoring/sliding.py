@@ -14,6 +14,7 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError
 from steerlab.core.results import exp_or_inf
+from steerlab.display import Facts, Histogram, Piece, Shown, count, figure
 from steerlab.display.progress import progress
 from steerlab.measures.quantities import LogDistribution, TokenLogProb
 from steerlab.scoring.distributions import DistributionDtype, DistributionWriter, announce
@@ -27,8 +28,8 @@ BATCH_TOKENS = 1 << 15  # per call of an engine that states no budget of its own
 WINDOW_BYTES = 4 << 30  # of one window's distributions in memory
 
 
-@dataclass(frozen=True)
-class Perplexity:
+@dataclass(frozen=True, repr=False)
+class Perplexity(Shown):
     """How well a model predicts a text.
 
     Attributes:
@@ -61,6 +62,24 @@ class Perplexity:
         """Total negative log-probability in bits, per byte of scored text; NaN if the tokens spell no text."""
         total = self.nll * self.num_tokens / math.log(2)
         return total / self.num_bytes if self.num_bytes else math.nan
+
+    def _finding(self) -> str:
+        tokens = count(self.num_tokens, "token")
+        return f"{figure(self.perplexity, 4)} per token, {figure(self.bits_per_byte)} bits per byte, {tokens}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        windows = f"{count(self.context_length, 'token')}, a new one every {figure(self.stride)}"
+        facts = Facts(
+            [
+                ("perplexity per token", figure(self.perplexity, 4)),
+                ("nats per token", self.nll),
+                ("bits per byte", self.bits_per_byte),
+                ("tokens scored", self.num_tokens),
+                ("windows", windows),
+                ("dtype", self.dtype),
+            ]
+        )
+        return [facts, Histogram({"tokens": self.token_nlls.tolist()}, "−log p of each token (nats)")]
 
 
 @explains_arguments

@@ -1,7 +1,7 @@
 """Diagnostics of the sampling distribution, per step and per sequence."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from steerlab.core.errors import InputError
 from steerlab.core.numbers import as_integer, as_list
 from steerlab.core.policy import SamplingPolicy
+from steerlab.display import Facts, Fold, Piece, Remarks, Shown, Table, count, figure
 from steerlab.measures.steps import PolicySteps, policy_steps
 from steerlab.sequences.config import check_count
 from steerlab.sequences.storage import cut, joined_arrays, read_results, write_results
@@ -27,8 +28,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _ROWS_AT_ONCE = 64
 
 
-@dataclass(frozen=True)
-class TokenStepDiagnostics:
+@dataclass(frozen=True, repr=False)
+class TokenStepDiagnostics(Shown):
     """The sampling distribution at each step of one response; NumPy arrays [T].
 
     a = logits / temperature, p = softmax(a), S the nucleus, q = softmax of a over S.
@@ -67,6 +68,13 @@ class TokenStepDiagnostics:
     surprisal: np.ndarray
     policy_surprisal: np.ndarray
 
+    def _finding(self) -> str:
+        means = f"mean entropy {figure(_mean(self.rb_entropy))} nats, mean surprisal {figure(_mean(self.surprisal))}"
+        return f"{count(len(self.rb_entropy), 'step')}, {means}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return [Table.of_frame(_headed(self.to_frame()), limit=60, more=".to_frame()")]
+
     def to_frame(self) -> "pd.DataFrame":
         """A row per step."""
         import pandas as pd
@@ -75,8 +83,8 @@ class TokenStepDiagnostics:
         return pd.DataFrame({"step": np.arange(len(self.rb_entropy)), **values})
 
 
-@dataclass(frozen=True)
-class SequenceDiagnostics:
+@dataclass(frozen=True, repr=False)
+class SequenceDiagnostics(Shown):
     """One response's diagnostics in single numbers; NaN where there is nothing to average.
 
     Attributes:
@@ -111,6 +119,13 @@ class SequenceDiagnostics:
     policy_surprisal_quantiles: Mapping[float, float]
     means: Mapping[str, float] = field(default_factory=dict)
 
+    def _finding(self) -> str:
+        mean = f"mean entropy {figure(self.rb_entropy_mean)} nats"
+        return f"{count(self.num_tokens, 'token')}, {mean}, mean surprisal {figure(self.surprisal_mean)} nats"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return [Facts([(name.replace("_", " "), value) for name, value in _flat(self).items()])]
+
     @classmethod
     def of(cls, steps: TokenStepDiagnostics, *, early_steps: int = EARLY_STEPS) -> "SequenceDiagnostics":
         """The summary of per-step diagnostics.
@@ -144,8 +159,8 @@ class SequenceDiagnostics:
         )
 
 
-@dataclass(frozen=True)
-class DiagnosticsPack:
+@dataclass(frozen=True, repr=False)
+class DiagnosticsPack(Shown):
     """One response's diagnostics.
 
     Attributes:
@@ -156,9 +171,15 @@ class DiagnosticsPack:
     steps: TokenStepDiagnostics
     sequence: SequenceDiagnostics
 
+    def _finding(self) -> str:
+        return self.sequence._finding()
 
-@dataclass(frozen=True)
-class DiagnosticsResults:
+    def _pieces(self) -> Sequence[Piece]:
+        return [*self.sequence._pieces(), Fold(count(self.sequence.num_tokens, "step"), self.steps._pieces())]
+
+
+@dataclass(frozen=True, repr=False)
+class DiagnosticsResults(Shown):
     """Diagnostics of every response.
 
     Attributes:
@@ -168,6 +189,19 @@ class DiagnosticsResults:
 
     diagnostics: list[list[DiagnosticsPack]]
     early_steps: int = EARLY_STEPS
+
+    def _finding(self) -> str:
+        packs = [pack.sequence for row in self.diagnostics for pack in row]
+        n_tokens = sum(pack.num_tokens for pack in packs)
+        total = math.fsum(pack.rb_entropy_sum for pack in packs)
+        mean = f", mean entropy {figure(total / n_tokens)} nats" if n_tokens else ""
+        return f"{count(len(packs), 'response')}, {count(n_tokens, 'token')}{mean}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        columns = ["prompt_index", "sample_index", "num_tokens", "rb_entropy_mean", "early_rb_entropy_mean"]
+        columns += ["late_rb_entropy_mean", "surprisal_mean", "policy_surprisal_mean", "mean_support_size"]
+        table = Table.of_frame(_headed(self.to_frame()[columns]), more=".to_frame()")
+        return [table, Remarks(["Means over steps, in nats; the support is the number of tokens in the nucleus."])]
 
     def save(self, path: str | Path) -> Path:
         """Writes a JSON file and, beside it, the tensors; see `steerlab.sequences.storage`."""
@@ -320,6 +354,11 @@ def _flat(sequence: SequenceDiagnostics) -> dict[str, float]:
         else:
             found[entry.name] = value
     return found
+
+
+def _headed(frame: Any) -> "pd.DataFrame":
+    """The frame with headings in words."""
+    return frame.rename(columns=lambda name: name.replace("_", " "))
 
 
 def _mean(values: np.ndarray) -> float:

@@ -16,17 +16,21 @@ from torch import Tensor
 
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.receipts import Receipt
+from steerlab.core.receipts import Receipt, receipts_fold
+from steerlab.core.text import prompt_words
+from steerlab.display import Piece, Shown, Table, count, figure
 from steerlab.sequences.storage import as_arrays, cut, joined, joined_arrays, read_results, write_results
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Nested = list[list[Any]]
+ROWS_SHOWN = 50
+"""Responses that a notebook shows."""
 
 
-@dataclass(frozen=True)
-class BatchedSequences:
+@dataclass(frozen=True, repr=False)
+class BatchedSequences(Shown):
     """Prompts with their responses, as token ids.
 
     A row is `left padding, prompt, response, right padding`: every prompt ends at column `prompt_lens[0]`, and the
@@ -80,6 +84,30 @@ class BatchedSequences:
             raise InputError(f"sequences holds integer token ids, got {ids.dtype}.")
         self._check_nested()
         _check_mask(mask, self.prompt_lens, self.gen_lens)
+
+    def _finding(self) -> str:
+        n_tokens = sum(map(sum, self.gen_lens))
+        return f"{count(self.n_prompts, 'prompt')} × {count(self.n_samples, 'response')}, {count(n_tokens, 'token')}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        places = [(b, g) for b in range(self.n_prompts) for g in range(self.n_samples)]
+        rows = [
+            (
+                b,
+                g,
+                None if self.prompts is None else prompt_words(self.prompts[b]),
+                self.responses_text[b][g],
+                self.gen_lens[b][g],
+                None if self.finish_reasons is None else self.finish_reasons[b][g],
+                None if self.sampler_logqs is None else float(self.sampler_logqs[b][g].sum()),
+            )
+            for b, g in places[:ROWS_SHOWN]
+        ]
+        columns = ["prompt", "sample", "prompt's text", "response", "tokens", "ended by", "log q (nats)"]
+        known = [k for k in range(len(columns)) if any(row[k] is not None for row in rows)]
+        shown = [[row[k] for k in known] for row in rows]
+        table = Table([columns[k] for k in known], shown, ROWS_SHOWN, ".to_frame()", total=len(places))
+        return [table, *receipts_fold(self.receipts)]
 
     def _check_nested(self) -> None:
         for name in ("responses_text", "finish_reasons", "sampler_logqs", "prompts", "examples"):
@@ -221,8 +249,8 @@ def _check_mask(mask: Tensor, prompt_lens: Sequence[int], gen_lens: Sequence[Seq
                 )
 
 
-@dataclass(frozen=True)
-class LogprobResults:
+@dataclass(frozen=True, repr=False)
+class LogprobResults(Shown):
     """What scoring says of every generated token. Nesting `[B][G]`; T is the response's length.
 
     Attributes:
@@ -252,6 +280,33 @@ class LogprobResults:
     sequence_logqs: list[list[float]]
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
     receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
+
+    def _finding(self) -> str:
+        responses = [values for row in self.logprobs for values in row]
+        n_tokens = sum(map(len, responses))
+        total = math.fsum(value for row in self.sequence_logprobs for value in row)
+        mean = f", mean log p {figure(total / n_tokens)} nats" if n_tokens else ""
+        return f"{count(len(responses), 'response')}, {count(n_tokens, 'token')}{mean}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        places = [(b, g) for b, row in enumerate(self.logprobs) for g in range(len(row))]
+        rows = [
+            (
+                b,
+                g,
+                len(self.logprobs[b][g]),
+                self.sequence_logprobs[b][g],
+                self.sequence_logqs[b][g],
+                float(np.mean(self.rb_entropies[b][g])) if len(self.rb_entropies[b][g]) else None,
+                int((as_array(self.token_logqs[b][g]) == -math.inf).sum()),
+                self.rewards[b][g],
+            )
+            for b, g in places[:ROWS_SHOWN]
+        ]
+        columns = ["prompt", "sample", "tokens", "log p (nats)", "log q (nats)", "mean RB entropy (nats)"]
+        columns += ["tokens outside the nucleus", "reward"]
+        table = Table(columns, rows, ROWS_SHOWN, ".to_frame()", total=len(places))
+        return [table, *receipts_fold(self.receipts)]
 
     @property
     def policy_surprisals(self) -> list[list[np.ndarray]]:

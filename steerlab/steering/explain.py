@@ -9,6 +9,7 @@ import pandas as pd
 from steerlab.core.errors import PlanError, PromptError
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike, TargetLike, encode_pair, encode_prompt, is_prompt, is_target
+from steerlab.display import Fold, Piece, Remarks, Shown, Table, TokenRow, TokenView, count, sequential, visible
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions.rows import RowPositions
@@ -17,8 +18,8 @@ _ANY_ID = 1 << 62
 _WIDEST = 24
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """The edits that a plan makes to one row.
 
     `print` shows it as a table; a cell names the edits that reach the token, by their number in the plan, and `?` after
@@ -68,10 +69,25 @@ class Explanation:
         legend = [f"{k}: {edit}" for k, edit in enumerate(self.plan, start=1)] or ["(no edits)"]
         return "\n".join([*table, "", *legend])
 
-    def _repr_html_(self) -> str:
-        return self.to_frame().to_html(index=False) + "".join(
-            f"<div>{k}: {_escaped(str(edit))}</div>" for k, edit in enumerate(self.plan, start=1)
-        )
+    def _finding(self) -> str:
+        reached = sum(any(column[t] for column in self.cells.values()) for t in range(len(self.tokens)))
+        return f"{reached} of {count(len(self.tokens), 'token')} edited, {count(self.edited, 'edit')} in all"
+
+    def _pieces(self) -> Sequence[Piece]:
+        columns = ["position", "token", "part", *self.cells]
+        frame = self.to_frame().assign(token=[_shown(token) for token in self.tokens])[columns]
+        legend = Remarks([f"{k}: {edit}" for k, edit in enumerate(self.plan, start=1)])
+        return [
+            self.tokens_view(),
+            legend,
+            Fold("token by token", [Table.of_frame(frame, limit=400, more=".to_frame()")]),
+        ]
+
+    def tokens_view(self) -> TokenView:
+        """The row's tokens, coloured by how many edits reach them."""
+        numbers = [float(sum(len(column[t]) for column in self.cells.values())) for t in range(len(self.tokens))]
+        row = TokenRow(self.tokens, tuple(numbers))
+        return TokenView((row,), "edits that reach each token", "edits", sequential(numbers, low=0.0))
 
 
 def explain(
@@ -146,9 +162,5 @@ def _spelled(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, ...]:
 
 def _shown(token: str) -> str:
     """A token on one line, its whitespace visible."""
-    text = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
+    text = visible(token)
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,8 +1,10 @@
 """Plans: immutable lists of edits, identified by their content."""
 
+import importlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from steerlab.core.engine import Engine, ModelInfo
@@ -10,6 +12,7 @@ from steerlab.core.errors import PlanError, VectorMismatchError
 from steerlab.core.hashing import content_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Number, as_number, shown
+from steerlab.display import Facts, Piece, Shown, Table
 from steerlab.steering.conflicts import check_conflicts
 from steerlab.steering.finite_range import check_finite_range
 from steerlab.steering.operators import operator_from_json
@@ -32,8 +35,10 @@ class HookedEngine(Engine, Protocol):
 
 HookPairs = list[tuple[str, Callable[..., Any]]]
 
+_APPLYING = "steerlab.exploring.applied"  # by name: it is made of plans and of whole models, and lies above both
 
-class Plan:
+
+class Plan(Shown):
     """What is done to the stream: edits in order, immutable and hashable by content.
 
     Edits at one hook point apply in the plan's order, each seeing the result of the one before. Two plans are equal if
@@ -103,8 +108,28 @@ class Plan:
         """
         return str(self)
 
-    def __repr__(self) -> str:
-        return f"Plan({self.hash}: {'; '.join(map(str, self.edits))})"
+    def _finding(self) -> str:
+        return f"{self.hash}: {'; '.join(map(str, self.edits)) or 'no edits'}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        if not self.edits:
+            return []
+        columns = ["", "operator", "strength", "vector", "hook point", "positions", "more"]
+        rows = [
+            (
+                str(k),
+                type(edit.operator).__name__.lower(),
+                edit.operator.told(edit.scale),
+                edit.vector.name or "",
+                edit.hook_point.name,
+                str(edit.where),
+                "; ".join(filter(None, [str(edit.schedule or ""), str(edit.when or ""), edit.norm or ""])),
+            )
+            for k, edit in enumerate(self.edits, start=1)
+        ]
+        used = [k for k in range(len(columns)) if k != 6 or any(row[k] for row in rows)]
+        table = Table([columns[k] for k in used], [[row[k] for k in used] for row in rows])
+        return [table, Facts([("hash", self.hash)])]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Plan, self.edits)
@@ -220,6 +245,32 @@ class Plan:
                 "the plan itself: engine.generate(prompts, plan=plan), and score and capture alike."
             )
         return engine.hooks_of(self.ready(engine.info, engine.median_norm))
+
+    def applied(self, model: Any, tokenizer: Any = None) -> AbstractContextManager[Any]:
+        """Applies the plan to a model of one's own for as long as a `with` block runs.
+
+        Every call of the model inside is steered: a forward pass, `model.generate`, a pipeline around it. A call
+        without a filled cache starts with a prompt, and what follows counts as generated. The model is as it was
+        afterwards, also after an error. Other threads that want the model wait.
+
+        Args:
+            model: a Hugging Face causal language model, whose layers are edited at `resid_pre` and `resid_post`; or a
+                TransformerBridge, at every site.
+            tokenizer: the model's tokenizer, for a dose whose unit is not known; by default the one the model came
+                with.
+
+        Returns:
+            A context manager; `as applied` gives `applied.receipts`, one per row that ran.
+
+        Raises:
+            PlanError: for something else than such a model, or positions that look at the prompt's text.
+            HookPointError, VectorMismatchError: for a plan that does not fit the model.
+
+        Examples:
+            >>> with plan.applied(model):  # doctest: +SKIP
+            ...     model.generate(**tokenizer("The film was", return_tensors="pt"))
+        """
+        return importlib.import_module(_APPLYING).applied(self, model, tokenizer)
 
     def to_json(self) -> str:
         """Everything needed to rebuild the plan, vectors included, as JSON text."""

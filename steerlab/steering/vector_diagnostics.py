@@ -1,7 +1,10 @@
 """The results of `VectorSet.diagnostics`, layer by layer."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+
+from steerlab.display import Piece, Shown, Table, count, figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +33,8 @@ class LayerDiagnostics:
     cosine_to_mean_diff: float
 
 
-@dataclass(frozen=True)
-class Diagnostics:
+@dataclass(frozen=True, repr=False)
+class Diagnostics(Shown):
     """How good a set of vectors looks on held-out pairs, layer by layer.
 
     Attributes:
@@ -47,6 +50,23 @@ class Diagnostics:
     n_pairs: int
     n_splits: int
     layers: tuple[LayerDiagnostics, ...]
+
+    def _finding(self) -> str:
+        best = max(self.layers, key=lambda layer: layer.auc)
+        data = f"{count(self.n_pairs, 'held-out pair')}, {self.site}, {self.method or 'method not known'}"
+        return f"largest AUC {figure(best.auc)} at layer {best.layer} of {len(self.layers)}; {data}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        names = {
+            "layer": "layer",
+            "auc": "AUC",
+            "norm": "norm",
+            "relative_norm": "in median norms of the stream",
+            "split_half_cosine": "cosine of two halves",
+            "cosine_to_mean_diff": "cosine with mean_diff",
+        }
+        rows = [tuple(getattr(layer, name) for name in names) for layer in self.layers]
+        return [Table(list(names.values()), rows, limit=100)]
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per layer."""

@@ -39,7 +39,21 @@ def _steering_vectors() -> ModuleType:
     return steering_vectors
 
 
+def _top_tokens() -> ModuleType:
+    from steerlab.steering import top_tokens
+
+    return top_tokens
+
+
+def _cosines() -> ModuleType:
+    from steerlab.steering import cosines
+
+    return cosines
+
+
 vectors.connect(
+    top_tokens=_top_tokens,
+    cosines=_cosines,
     files=_files,
     diagnostics=_diagnostics,
     gguf=_gguf,

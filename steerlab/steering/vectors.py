@@ -1,6 +1,6 @@
 """Steering vectors: values, hook point, and a card that records where they come from."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ from torch import Tensor
 from steerlab.core.characters import check_whole
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine, ModelInfo
-from steerlab.core.errors import HookPointError, VectorMismatchError, VectorShapeError, VectorValueError
+from steerlab.core.errors import HookPointError, InputError, VectorMismatchError, VectorShapeError, VectorValueError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
+from steerlab.display import Facts, Fold, Piece, Shown, Table, figure
 from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vector_diagnostics import Diagnostics
 
@@ -90,8 +91,8 @@ class VectorCard:
         return cls(**{key: value for key, value in data.items() if key in known})
 
 
-@dataclass(frozen=True, eq=False)
-class SteeringVector:
+@dataclass(frozen=True, eq=False, repr=False)
+class SteeringVector(Shown):
     """A direction in the residual stream, with its length, at a hook point. Two are equal if values and place are.
 
     Attributes:
@@ -207,9 +208,17 @@ class SteeringVector:
     def __hash__(self) -> int:
         return hash(self.hash)
 
-    def __repr__(self) -> str:
+    def _finding(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
-        return f"SteeringVector({name}{self.hook_point.name}, d_model={self.d_model}, norm={self.norm:.4g})"
+        return f"{name}{self.hook_point.name}, d_model={self.d_model}, norm={self.norm:.4g}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        median = self.card.median_norm
+        sizes: list[tuple[str, Any]] = [("norm", self.norm)]
+        sizes += [("in median norms of the stream", self.norm / median)] if median else []
+        largest = self.values.abs().topk(min(8, self.d_model)).indices.tolist()
+        parts = Table(["component", "value"], [(k, float(self.values[k])) for k in largest], caption="largest parts")
+        return [Facts([*sizes, ("hash", self.hash), *card_facts(self.card)]), Fold("largest components", [parts])]
 
     def scaled(self, factor: Number) -> "SteeringVector":
         """The same direction, `factor` times as long."""
@@ -299,9 +308,56 @@ class SteeringVector:
         differing = [name for name, value in kept.items() if value != getattr(other.card, name)]
         return VectorCard(**{name: value for name, value in kept.items() if name not in differing})
 
+    @classmethod
+    def mean(cls, vectors: Iterable["SteeringVector"]) -> "SteeringVector":
+        """The mean of vectors of one hook point; its name says of which.
+
+        Raises:
+            InputError: without vectors.
+            HookPointError, VectorMismatchError: for vectors of different places, widths or models.
+
+        Examples:
+            >>> v = SteeringVector.from_tensor([3.0, 4.0], layer=1, name="v")
+            >>> found = SteeringVector.mean([v, SteeringVector.from_tensor([1.0, 0.0], layer=1, name="w")])
+            >>> found.values, found.name
+            (tensor([2., 2.]), 'mean of v, w')
+        """
+        found = list(vectors)
+        if not found:
+            raise InputError("A mean is taken of vectors; there are none.")
+        card = found[0].card
+        for other in found[1:]:
+            card = found[0]._shared_card(other, card)
+        name = f"mean of {', '.join(map(_term, found))}"
+        values = torch.stack([vector.values.double() for vector in found]).mean(dim=0).float()
+        return replace(found[0], values=values, card=replace(card, name=name, method="mean"))
+
     def cosine(self, other: "SteeringVector") -> float:
         """Cosine between two vectors."""
         return float(self.unit @ other.unit)
+
+    def top_tokens(self, engine: Engine, k: Integer = 10) -> Any:
+        """The tokens that the direction raises most, through the model's final norm and unembedding.
+
+        The vector is read as if it were the stream after the last layer; the norm sets its length, so that only its
+        direction counts. What later layers would make of it is left out.
+
+        Args:
+            engine: the engine of the model that the vector belongs to.
+            k: how many tokens.
+
+        Returns:
+            A sequence of tokens with ids and logits, the highest first; `.opposite` has those of the opposite
+            direction, and `.to_frame()` both.
+
+        Raises:
+            InputError: for an engine that cannot apply its unembedding.
+            VectorShapeError: for a model of another width.
+
+        Source:
+            nostalgebraist 2020, interpreting GPT: the logit lens.
+        """
+        return _above("top_tokens").top_tokens(self, engine, k)
 
     def save(self, path: str | Path) -> Path:
         """Writes a safetensors file with the card inside, atomically; see `steerlab.steering.files`."""
@@ -323,8 +379,8 @@ def _term(vector: SteeringVector) -> str:
     return f"({name})" if any(sign in name for sign in (" + ", " − ", " without ")) else name
 
 
-@dataclass(frozen=True)
-class VectorSet(Mapping[int, SteeringVector]):
+@dataclass(frozen=True, repr=False)
+class VectorSet(Shown, Mapping[int, SteeringVector]):
     """One vector per layer, all of one site.
 
     `vectors[14]` is the vector of layer 14; negative indices count from the last layer that is there.
@@ -344,6 +400,24 @@ class VectorSet(Mapping[int, SteeringVector]):
         if len({v.site for v in ordered}) > 1:
             raise HookPointError(f"A vector set holds vectors of one site, got {sorted({v.site for v in ordered})}.")
         object.__setattr__(self, "by_layer", ordered)
+
+    def _finding(self) -> str:
+        if not self.by_layer:
+            return "no vector"
+        card, layers = self.by_layer[0].card, ", ".join(str(v.layer) for v in self.by_layer)
+        made = [repr(card.name) if card.name else "", card.method or "", f"of {card.model}" if card.model else ""]
+        told = " ".join(filter(None, made))
+        return f"{f'{told}, ' if told else ''}{self.by_layer[0].site} of layer{'s'[: len(self) != 1]} {layers}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        rows = []
+        for before, vector in zip([None, *self.by_layer], self.by_layer, strict=False):
+            median = vector.card.median_norm
+            turned = None if before is None or not (before.norm and vector.norm) else vector.cosine(before)
+            rows.append((vector.layer, vector.norm, vector.norm / median if median else None, turned))
+        columns = ["layer", "norm", "in median norms of the stream", "cosine with the layer before"]
+        facts = Facts(card_facts(self.by_layer[0].card)) if self.by_layer else Facts([])
+        return [Table(columns, rows, limit=100), Fold("how they were made", [facts])]
 
     def __getitem__(self, layer: Integer) -> SteeringVector:
         index = as_integer(layer)
@@ -393,6 +467,14 @@ class VectorSet(Mapping[int, SteeringVector]):
             InputError: without an engine.
         """
         return _above("diagnostics").diagnose(self, dev, engine, chat=chat, n_splits=n_splits)
+
+    def top_tokens(self, engine: Engine, k: Integer = 10) -> Any:
+        """The tokens that each layer's vector raises most; see `SteeringVector.top_tokens`."""
+        return _above("top_tokens").layer_top_tokens(self.by_layer, engine, k)
+
+    def cosines(self, others: "VectorSet | None" = None) -> Any:
+        """Cosines between the vectors of every two layers, or between this set's and another's."""
+        return _above("cosines").cosine_matrix(self.by_layer, None if others is None else others.by_layer)
 
     def save(self, path: str | Path) -> Path:
         """Writes all vectors to one safetensors file, atomically."""
@@ -453,6 +535,26 @@ class VectorSet(Mapping[int, SteeringVector]):
             VectorFileError: if it is no such object, or its layer type has no hook point here.
         """
         return _above("steering_vectors").import_steering_vectors(steering_vector)
+
+
+def card_facts(card: VectorCard) -> list[tuple[str, Any]]:
+    """A card's known entries for a reader."""
+    pairs = None if card.n_pairs is None else f"{figure(card.n_pairs)} ({card.data_hash or 'not hashed'})"
+    read = None if card.read is None else ", ".join(f"{key} {value}" for key, value in card.read.items())
+    return [
+        ("name", card.name),
+        ("method", card.method),
+        ("model", card.model),
+        ("revision", card.revision),
+        ("weights", card.weights_hash),
+        ("weight processing", card.weight_processing if card.weight_processing != "none" else None),
+        ("read at", card.extracted_at),
+        ("positions", read),
+        ("pooled", card.pool),
+        ("pairs", pairs),
+        ("as chat", "yes" if card.chat else None),
+        ("notes", card.notes),
+    ]
 
 
 def model_entries(info: ModelInfo) -> dict[str, Any]:

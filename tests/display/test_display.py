@@ -26,7 +26,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.open.append(tag)
+        self.open += [tag] * (tag != "img")
         self.titles += [value for name, value in attrs if name == "title"]
 
     def handle_endtag(self, tag):

@@ -74,3 +74,29 @@ def test_other_things_are_no_vectors():
         V + 1
     with pytest.raises(sl.VectorValueError):
         V * "2"
+
+
+def test_a_mean_says_of_which():
+    v, w = (sl.SteeringVector.from_tensor(t, layer=1, name=n) for t, n in (([3.0, 4.0], "v"), ([1.0, 0.0], "w")))
+    found = sl.SteeringVector.mean([v, w, v + w])
+    assert found.values.tolist() == pytest.approx([8 / 3, 8 / 3])
+    assert (found.name, found.card.method) == ("mean of v, w, (v + w)", "mean")
+    with pytest.raises(sl.InputError, match="none"):
+        sl.SteeringVector.mean([])
+    with pytest.raises(sl.HookPointError, match="one hook point"):
+        sl.SteeringVector.mean([v, w.at(2)])
+
+
+def test_cosines_of_a_set_are_a_matrix():
+    vectors = sl.VectorSet(
+        tuple(sl.SteeringVector.from_tensor(t, layer=k) for k, t in enumerate([[1.0, 0.0], [3.0, 4.0], [0.0, -2.0]]))
+    )
+    found = vectors.cosines()
+    assert found.values.tolist() == pytest.approx(torch.tensor([[1, 0.6, 0], [0.6, 1, -0.8], [0, -0.8, 1]]))
+    assert found.to_frame().loc["layer 1", "layer 2"] == pytest.approx(-0.8)
+    assert repr(found) == "CosineMatrix(3 × 3, from −0.800 to 0.600)"
+    assert "−0.80" in found._repr_html_()
+    other = sl.VectorSet((sl.SteeringVector.from_tensor([1.0, 0.0], layer=7, name="x"),))
+    assert vectors.cosines(other).values.shape == (3, 1)
+    with pytest.raises(sl.VectorMismatchError, match="widths"):
+        vectors.cosines(sl.VectorSet((sl.SteeringVector.from_tensor([1.0, 2.0, 3.0], layer=0),)))

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.batching import batches_by_tokens
-from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
+from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
 from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.not_finite import failed_prompts, not_finite
 from steerlab.core.numbers import as_integer, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.receipts import Receipt, warn_if_idle
+from steerlab.core.receipts import Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike
+from steerlab.display import Piece, Shown
 from steerlab.display.progress import progress
-from steerlab.engines.lens.backends import BridgedModel, exact_backend, plain_model
+from steerlab.engines.lens.backends import BridgedModel, embedding_device, exact_backend, plain_model
 from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.generating import GenerationTask, stop_rules
 from steerlab.engines.lens.info import describe_model
@@ -43,13 +44,14 @@ from steerlab.steering.positions.where import Where, WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
 from steerlab.steering.run import PlanRun
+from steerlab.steering.top_tokens import check_streams
 
 GREEDY = SamplingPolicy.greedy()
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
 
-class LensEngine:
+class LensEngine(Shown):
     """The Engine protocol on a TransformerBridge; make one with `steerlab.load`.
 
     Attributes:
@@ -87,7 +89,7 @@ class LensEngine:
         self.model: Any = model
         self.tokenizer = tokenizer
         self.batch_tokens = check_integer(batch_tokens, "batch_tokens", least=1)
-        self.receipts: list[Receipt] = []
+        self.receipts: Sequence[Receipt] = Receipts()
         self.errors: dict[int, NonFiniteError] = {}
         self._name, self._path, self._revision = name, path, revision
         self._given: Any = None  # the model in memory that this engine was made from, if it was
@@ -100,8 +102,13 @@ class LensEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"LensEngine({self.info.name!r}, {self.info.n_layers} layers, {self.info.dtype})"
+    def _finding(self) -> str:
+        if self.model is None:
+            return "closed"
+        return f"{self.info.name!r}, {self.info.n_layers} layers, {self.info.dtype}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return [] if self.model is None else engine_pieces(self.info, self.traits, self.receipts)
 
     @property
     def info(self) -> ModelInfo:
@@ -243,7 +250,7 @@ class LensEngine:
         self._encoder.check_lengths([len(encoded[0].token_ids) + max_new_tokens], "prompt and new tokens")
         (job,) = generation_jobs([encoded[0].token_ids], 1, seed, max_new_tokens)
         yield from task.stream(job, self._assign(plan, 1)[0])
-        self.receipts = [task.receipts[0]]
+        self.receipts = Receipts([task.receipts[0]])
 
     @explains_arguments
     def score(
@@ -355,12 +362,14 @@ class LensEngine:
         rows = fresh_rows(backend.model, run, [len(token_ids)], "step")
         with backend.attached(plan_hooks(run)):
             logits = rows.extend(*left_padded([token_ids]))
-        self.receipts = run.receipts(
-            token_ids=[token_ids],
-            prompt_lens=[len(token_ids)],
-            prompt_indices=[0],
-            row_indices=[0],
-            plan_hash=assigned.given_hash,
+        self.receipts = Receipts(
+            run.receipts(
+                token_ids=[token_ids],
+                prompt_lens=[len(token_ids)],
+                prompt_indices=[0],
+                row_indices=[0],
+                plan_hash=assigned.given_hash,
+            )
         )
         if bool(rows_not_finite(logits[0]).any()):
             raise not_finite("The logits of the prompt", logits.dtype, steered=bool(len(assigned.plan)))
@@ -450,6 +459,33 @@ class LensEngine:
                     bar.update(len(batch))
         return task.activations(site, jobs)
 
+    @torch.no_grad()
+    def unembed(self, streams: Tensor) -> Tensor:
+        """Logits of streams as they are after the last layer, by the model's own final norm and unembedding.
+
+        Args:
+            streams: shape [rows, d_model], of any dtype on any device.
+
+        Returns:
+            float32 on the CPU, shape [rows, d_vocab].
+
+        Raises:
+            VectorShapeError: for another width.
+        """
+        rows = check_streams(streams, self.info)
+        point = HookPoint(self.info.n_layers - 1, "resid_post").name
+        found = []
+        for part in rows.split(max(1, self.batch_tokens // 4)):
+
+            def put(value: Tensor, hook: Any = None, part: Tensor = part) -> Tensor:
+                return part[:, None].to(value)
+
+            backend = exact_backend(self.model, [(point, put)])
+            with backend.attached([(point, put)]):
+                ids = torch.zeros(len(part), 1, dtype=torch.long, device=embedding_device(backend.model))
+                found.append(backend.model(input_ids=ids, use_cache=False).logits[:, 0].float().cpu())
+        return torch.cat(found)
+
     def hooks_of(self, plan: Plan) -> list[HookPair]:
         """A resolved plan as (hook name, function) pairs for the bridge; see `Plan.hooks`."""
         return whole_prompt_hooks(plan)
@@ -473,7 +509,7 @@ class LensEngine:
 
     def _noted(self, result: _Result, *, warn: bool = True) -> _Result:
         """The result itself; its receipts are those of the last call from now on."""
-        self.receipts = list(result.receipts)
+        self.receipts = Receipts(result.receipts)
         if warn:
             warn_if_idle(self.receipts)
         return result

@@ -10,17 +10,18 @@ import numpy as np
 import torch
 
 from steerlab.core.arguments import explains_arguments
-from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo
+from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.not_finite import failed_prompts
 from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.receipts import Inherited, Receipt, warn_if_idle
+from steerlab.core.receipts import Inherited, Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, PromptLike
+from steerlab.display import Piece, Shown
 from steerlab.engines.vllm.client.build_receipts import receipts_of
 from steerlab.engines.vllm.client.capturing import CaptureCall
 from steerlab.engines.vllm.client.compiled_plan import wired_layer
@@ -47,7 +48,7 @@ from steerlab.steering.positions.where import index as index_positions
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
 
 
-class VLLMEngine:
+class VLLMEngine(Shown):
     """The Engine protocol on vLLM, with steering inside its compiled graphs.
 
     Every request of a batch may have its own plan; unsteered requests beside them are not touched, and the prefix
@@ -107,7 +108,7 @@ class VLLMEngine:
         **vllm_kwargs: Any,
     ) -> None:
         require_vllm()
-        self.receipts: list[Receipt] = []
+        self.receipts: Sequence[Receipt] = Receipts()
         self.inherited: list[Inherited] = []
         self.errors: dict[int, SteerlabError] = {}
         self._median_norms: dict[HookPoint, float] = {}
@@ -137,8 +138,11 @@ class VLLMEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"VLLMEngine({self.info.name!r}, layers={list(self.config.layers)}, {self.info.dtype})"
+    def _finding(self) -> str:
+        return f"{self.info.name!r}, layers={list(self.config.layers)}, {self.info.dtype}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        return [] if self._connection is None else engine_pieces(self.info, self.traits, self.receipts)
 
     @property
     def info(self) -> ModelInfo:
@@ -436,7 +440,7 @@ class VLLMEngine:
 
     def _noted(self, result: _Result) -> _Result:
         """The result itself; its receipts and inherited positions are those of the last call from now on."""
-        self.receipts, self.inherited = list(result.receipts), list(result.inherited)
+        self.receipts, self.inherited = Receipts(result.receipts), list(result.inherited)
         warn_if_idle(self.receipts)
         return result
 

@@ -15,6 +15,7 @@ from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.core.targets import Targets
+from steerlab.display import Piece, Shown
 from steerlab.experiment.blocks import Block, Paragraph, Section, Verdict
 from steerlab.experiment.blocks.findings import Finding, finding_sections
 from steerlab.experiment.blocks.material import Material
@@ -31,8 +32,8 @@ from steerlab.experiment.store.run import Run
 from steerlab.measures.intervals import cluster_bootstrap_mean, null_rank
 
 
-@dataclass(frozen=True)
-class Confirmation:
+@dataclass(frozen=True, repr=False)
+class Confirmation(Shown):
     """A selected plan measured on held-out items.
 
     Attributes:
@@ -103,6 +104,14 @@ class Confirmation:
         if not self.null_ranks:
             found.append("No null family was run, so nothing tells this from a random direction.")
         return found
+
+    def _finding(self) -> str:
+        return str(self).splitlines()[0]
+
+    def _pieces(self) -> Sequence[Piece]:
+        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+
+        return finding_pieces(confirmation_finding(self, ""))
 
     def __str__(self) -> str:
         ranks = "".join(f", rank {rank:.3f} against {family}" for family, rank in self.null_ranks.items())

@@ -11,6 +11,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.numbers import as_list, as_number, shown
 from steerlab.core.targets import Targets
+from steerlab.display import Grid, Piece, Remarks, Shown, diverging, figure, interval
 from steerlab.experiment.blocks import Section
 from steerlab.experiment.blocks.findings import Finding, finding_sections
 from steerlab.experiment.blocks.material import Material
@@ -26,8 +27,8 @@ from steerlab.measures.intervals import cluster_bootstrap_mean
 from steerlab.steering.plan import Plan
 
 
-@dataclass(frozen=True)
-class Interaction:
+@dataclass(frozen=True, repr=False)
+class Interaction(Shown):
     """A grid of two plans at several scales, and how far it is from additive.
 
     Attributes:
@@ -52,6 +53,25 @@ class Interaction:
     def grid(self, column: str = "interaction") -> pd.DataFrame:
         """One column of the table as a grid: scales of a down, of b across."""
         return self.table.pivot(index="scale_a", columns="scale_b", values=column)
+
+    def _finding(self) -> str:
+        cells = self.table[(self.table.scale_a != 0) & (self.table.scale_b != 0)]
+        if cells.empty:
+            return f"{self.metric}, no cell with both plans"
+        largest: Any = cells.loc[cells.interaction.abs().idxmax()]
+        where = f"at {largest.scale_a:g} × a and {largest.scale_b:g} × b"
+        ends = interval(float(largest.low), float(largest.high))
+        return f"{self.metric}, largest interaction {figure(largest.interaction)} {ends} {where}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+
+        grid = self.grid()
+        down, across = ([f"{scale:g} × {plan}" for scale in side] for plan, side in (("a", grid.index), ("b", grid)))
+        values = grid.to_numpy(dtype=float)
+        cells = Grid(down, across, values, diverging(values.ravel().tolist()), self.metric)
+        _, *table = finding_pieces(interaction_finding(self))
+        return [Remarks([f"a: {self.plan_a}", f"b: {self.plan_b}"]), cells, *table]
 
     def __str__(self) -> str:
         lines = [

@@ -15,6 +15,7 @@ from steerlab.core.numbers import check_integer, check_number
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
+from steerlab.display import Piece, Shown, count, figure
 from steerlab.engines.loading import BACKENDS, load
 from steerlab.experiment.blocks import Section
 from steerlab.experiment.blocks.findings import Finding, finding_sections
@@ -33,8 +34,8 @@ FLOOR = 1e-6
 """Smallest tolerance in nats: below it, engines differ by the order of float32 sums."""
 
 
-@dataclass(frozen=True)
-class Parity:
+@dataclass(frozen=True, repr=False)
+class Parity(Shown):
     """How far two engines agree on the same texts under the same plan.
 
     Attributes:
@@ -108,6 +109,16 @@ class Parity:
     def to_frame(self) -> pd.DataFrame:
         """The rows."""
         return self.rows
+
+    def _finding(self) -> str:
+        verdict = "parity" if self.passed else "no parity"
+        tokens = f"{count(len(self.rows), 'token')}, {figure(self.tolerance)} allowed"
+        return f"{verdict}: largest |Δ log p| {figure(self.max_delta)} nats of {tokens}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+
+        return finding_pieces(parity_finding(self, ""))
 
     def __str__(self) -> str:
         verdict = "parity" if self.passed else "no parity"

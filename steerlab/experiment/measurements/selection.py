@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from steerlab.core.numbers import as_integer, as_list, as_number, check_number, 
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
+from steerlab.display import Piece, Shown, figure
 from steerlab.display.progress import progress
 from steerlab.experiment.blocks import Block, Plot, Plots, Section
 from steerlab.experiment.blocks.findings import Finding, finding_blocks, numbered
@@ -47,8 +48,8 @@ def plain_addition(vector: SteeringVector) -> Plan:
     return Plan(add(vector, dose=1.0))
 
 
-@dataclass(frozen=True)
-class Selection:
+@dataclass(frozen=True, repr=False)
+class Selection(Shown):
     """The try that won on development items, and all the others.
 
     Attributes:
@@ -103,6 +104,18 @@ class Selection:
         if len(layers) > 1 and self.layer in (layers[0], layers[-1]):
             found.append(f"the {'last' if self.layer == layers[-1] else 'first'} layer tried")
         return found
+
+    def _finding(self) -> str:
+        return str(self)
+
+    def _pieces(self) -> Sequence[Piece]:
+        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+
+        found = selection_finding(self, "")
+        bounds = [f"{name} ≤ {figure(bound)}" for name, bound in self.subject_to.items()]
+        said = [f"Within {', '.join(bounds)}." if bounds else "Without constraints.", f"Plan: {self.plan}."]
+        said.append("The gain is that of the best of many tries, hence too large; confirm measures it anew.")
+        return finding_pieces(replace(found, sentences=said))
 
     def __str__(self) -> str:
         edge = f"; at {' and '.join(self.edges)}, so a better one may lie beyond the grid" if self.edges else ""

@@ -15,6 +15,7 @@ from steerlab.core.hook_points import resolve_layers
 from steerlab.core.numbers import check_number
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Generations, Scores
+from steerlab.display import Piece, Shown, count
 from steerlab.experiment.blocks import Section
 from steerlab.experiment.blocks.findings import Finding, finding_sections
 from steerlab.experiment.blocks.material import Material
@@ -73,8 +74,8 @@ class Check:
     at_least: bool = False
 
 
-@dataclass(frozen=True)
-class SelfCheck:
+@dataclass(frozen=True, repr=False)
+class SelfCheck(Shown):
     """The outcome of a selfcheck.
 
     Attributes:
@@ -117,6 +118,15 @@ class SelfCheck:
                 "Remove hooks and patches of your own and try again, or go on with allow_failure=True (it is recorded)."
             )
         return self
+
+    def _finding(self) -> str:
+        verdict = "passed" if self.passed else f"FAILED: {', '.join(check.name for check in self.failures)}"
+        return f"{verdict}; {count(len(self.checks), 'check')} of {self.engine}"
+
+    def _pieces(self) -> Sequence[Piece]:
+        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+
+        return finding_pieces(selfcheck_finding(self))
 
     def __str__(self) -> str:
         verdict = "passed" if self.passed else "FAILED"

@@ -12,6 +12,7 @@ import pandas as pd
 
 from steerlab.core.engine import Engine
 from steerlab.core.targets import Targets
+from steerlab.display import Facts, Piece, Remarks, Shown
 from steerlab.experiment.blocks import Block, Paragraph, Section, Subsection
 from steerlab.experiment.blocks.material import Material
 from steerlab.experiment.blocks.tables import MISSING, cell, table_of
@@ -31,8 +32,8 @@ from steerlab.steering.plan import Plan
 _LONG_HASH: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 
 
-@dataclass(frozen=True)
-class Transfer:
+@dataclass(frozen=True, repr=False)
+class Transfer(Shown):
     """What a plan does on one model and one set of items.
 
     Attributes:
@@ -62,6 +63,16 @@ class Transfer:
     on_hash: str
     notes: tuple[str, ...]
     metric_identity: str | None = None
+
+    def _finding(self) -> str:
+        return str(self).splitlines()[0]
+
+    def _pieces(self) -> Sequence[Piece]:
+        from steerlab.experiment.blocks.faces import frame_piece  # which draws
+
+        means = self.rows.groupby("dose", as_index=False).value.mean().rename(columns={"value": self.metric})
+        facts = [("model", self.model), ("weights", self.weights_hash), ("plan", self.plan_hash)]
+        return [Remarks(self.notes), frame_piece(means, "mean over items at each dose"), Facts(facts)]
 
     def __str__(self) -> str:
         doses = sorted(self.rows.dose.unique())

@@ -9,6 +9,7 @@ import pandas as pd
 
 from steerlab.core.errors import InputError
 from steerlab.core.files import write_atomic
+from steerlab.display import escaped
 from steerlab.experiment.blocks.material import Material
 from steerlab.experiment.measurements.confirmation import all_looks
 from steerlab.experiment.measurements.effect import Effect
@@ -20,7 +21,20 @@ from steerlab.experiment.store.run import Run
 from steerlab.steering.vectors import SteeringVector
 
 
-def write_material(material: Material, path: str | Path) -> Path:
+class ReportPath(type(Path())):
+    """The path of a written report; a notebook shows the page itself, apart from the notebook's own styles."""
+
+    def _repr_html_(self) -> str:
+        if self.suffix.lower() not in (".html", ".htm") or not self.is_file():
+            return f"<p>{escaped(self)}</p>"
+        page = escaped(self.read_text(encoding="utf-8"))
+        return (
+            f'<p>{escaped(self)}</p><iframe title="report" sandbox="allow-popups" srcdoc="{page}" '
+            'style="width:100%;height:40rem;border:1px solid currentColor;background:#fff"></iframe>'
+        )
+
+
+def write_material(material: Material, path: str | Path) -> ReportPath:
     """Writes a report.
 
     Args:
@@ -28,19 +42,19 @@ def write_material(material: Material, path: str | Path) -> Path:
         path: `….html` for one self-contained page; `….md` for Markdown, with pictures in the folder `…_files`.
 
     Returns:
-        The path written.
+        The path written; in a notebook it shows the page.
 
     Raises:
         InputError: for another suffix.
     """
     path = Path(path)
     if path.suffix.lower() in (".html", ".htm"):
-        return write_atomic(path, html_page(document(material)))
+        return ReportPath(write_atomic(path, html_page(document(material))))
     if path.suffix.lower() in (".md", ".markdown"):
         text, pictures = markdown(document(material), picture_folder(path))
         for name, data in pictures.items():
             write_atomic(path.parent / picture_folder(path) / name, data)
-        return write_atomic(path, text)
+        return ReportPath(write_atomic(path, text))
     raise InputError(f"A report is written as .html or .md; {path.name!r} is neither.")
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from steerlab.core.errors import InputError
 from steerlab.core.hashing import content_hash
+from steerlab.display import Piece, Remarks, Shown, Table
 from steerlab.display.progress import progress
 from steerlab.experiment.measurements.effect.comparisons import with_comparisons
 from steerlab.experiment.scaling.cell import SweepCell, effect_of
@@ -22,8 +23,8 @@ Run = Callable[[Sequence[Task], SweepCheck], Generator[Outcome, None, None]]
 FIGURES: Final = ["slope", "low", "high", "curvature", "anti_steerable", "collapse_dose", "null_rank", "adjusted_rank"]
 
 
-@dataclass(frozen=True)
-class SweepResult:
+@dataclass(frozen=True, repr=False)
+class SweepResult(Shown):
     """What became of a sweep.
 
     Attributes:
@@ -50,6 +51,12 @@ class SweepResult:
         """The cells that failed, as rows of the summary."""
         found: Any = self.summary[self.summary.status == "failed"]
         return found
+
+    def _finding(self) -> str:
+        return str(self)
+
+    def _pieces(self) -> Sequence[Piece]:
+        return [Remarks(self.warnings), Table.of_frame(self.summary, more=".summary")]
 
     def __str__(self) -> str:
         done = int((self.summary.status == "done").sum())

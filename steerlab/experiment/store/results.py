@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from steerlab.core.errors import RunError
+from steerlab.display import Piece, Shown, Table, count
 from steerlab.experiment.store.findings import read_finding, write_finding
 from steerlab.experiment.store.frames import read_frame, write_frame
 from steerlab.experiment.store.run_folder import RunFolder
@@ -51,7 +52,7 @@ def finding_kind(name: str, attribute: str, made: type, nested: Sequence[type] =
     return Kind(name, attribute, f"findings/{name}-{{:03d}}", write_finding, read)
 
 
-class Results:
+class Results(Shown):
     """What an experiment has produced so far, in order; what is measured again takes its old place.
 
     Each kind of result is a list: `effects` (pairs of an effect and its plan), `costs`, `entropies`, `generations`,
@@ -78,9 +79,12 @@ class Results:
     def __bool__(self) -> bool:
         return any(self._items.values())
 
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{len(items)} {name}" for name, items in self._items.items() if items)
-        return f"Results({counts or 'nothing yet'})"
+    def _finding(self) -> str:
+        return ", ".join(f"{len(items)} {name}" for name, items in self._items.items() if items) or "nothing yet"
+
+    def _pieces(self) -> Sequence[Piece]:
+        columns, found = ["kind", "number", "the last one"], self._items.items()
+        return [Table(columns, [(name, len(items), _in_words(items[-1])) for name, items in found if items])]
 
     def by_attribute(self) -> dict[str, list[Any]]:
         """All lists by their names."""
@@ -119,3 +123,9 @@ class Results:
         for kind in map(self.kind, changed):
             if kind.related is not None:
                 self._items[kind.attribute][:] = kind.related(self._items[kind.attribute])
+
+
+def _in_words(item: Any) -> str:
+    """A result in a line: what it found, or a frame's size."""
+    shown = item[0] if isinstance(item, tuple) else item
+    return shown._finding() if isinstance(shown, Shown) else f"a frame of {count(len(shown), 'row')}"

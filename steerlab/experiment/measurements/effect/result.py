@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from steerlab.display import Piece, Shown
 from steerlab.experiment.measurements.controls import RANK_LEVEL
 from steerlab.measures.intervals import (
     Interval,
@@ -85,8 +86,8 @@ class _Figures:
     reasons: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Effect:
+@dataclass(frozen=True, repr=False)
+class Effect(Shown):
     """How much a plan changes a metric, per unit of dose.
 
     Attributes:
@@ -253,6 +254,14 @@ class Effect:
         from steerlab.experiment.plots import plot_dose_response
 
         return plot_dose_response(self, ax)
+
+    def _finding(self) -> str:
+        return str(self)
+
+    def _pieces(self) -> Sequence[Piece]:
+        from steerlab.experiment.measurements.effect.face import effect_pieces  # which draws
+
+        return effect_pieces(self)
 
     def __str__(self) -> str:
         low, high = self.ci

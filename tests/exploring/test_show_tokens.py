@@ -60,6 +60,30 @@ def test_entropies_lie_between_zero_and_that_of_chance(engine):
     assert all(0 <= value <= math.log(engine.info.d_vocab) for value in row.values[1:])
 
 
+def test_divergences_are_those_of_the_distributions(engine, vector):
+    plan = sl.Plan(sl.add(vector, coef=0.5))
+    view = sl.show_tokens(engine, TEXTS, plan=plan, value="kl")
+    for text, row in zip(TEXTS, view.rows, strict=True):
+        assert row.values[1:] == pytest.approx(sl.divergence(engine, engine, text, plan_a=plan).kl.tolist())
+    assert view.scale.low == 0.0
+
+
+def test_edits_are_those_of_the_receipt(engine, vector):
+    plan = sl.Plan(sl.add(vector, coef=0.5), sl.ablate(vector, where=sl.where.generated(after=2)))
+    view = sl.show_tokens(engine, TEXTS[0], plan=plan, value="edited")
+    ids = engine.tokenizer(TEXTS[0])["input_ids"]
+    receipt = engine.score([ids[:1]], [[ids[1:]]], plan=plan).receipts[0]
+    assert sum(view.rows[0].values) == receipt.edited
+    assert view.unit == "edits"
+
+
+def test_texts_can_be_named_and_aligned(engine):
+    view = sl.show_tokens(engine, ["The cat", "The dog"], names=["a", "b"], aligned=True)
+    read = Reader(view._repr_html_())
+    assert read.tags.count("tr") == 2
+    assert read.tags.count("td") == 14
+
+
 def test_markup_is_shown_as_text(engine, vector):
     named = sl.SteeringVector.from_tensor(vector.values, layer=1, name=EVIL)
     read = Reader(sl.show_tokens(engine, EVIL, vector=named)._repr_html_())
@@ -73,6 +97,8 @@ def test_markup_is_shown_as_text(engine, vector):
         ({"value": "heat"}, "value is one of"),
         ({"value": "projection"}, "needs vector="),
         ({"value": "delta_log_prob"}, "needs plan="),
+        ({"value": "kl"}, "kl needs plan="),
+        ({"value": "edited"}, "edited needs plan="),
     ],
 )
 def test_what_is_missing_is_named(engine, options, sentence):

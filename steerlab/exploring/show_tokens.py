@@ -1,4 +1,4 @@
-"""Texts with tokens coloured by what a model makes of them: a projection, a log-prob, its change, an entropy."""
+"""Texts with tokens coloured by what a model and a plan make of them."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,19 @@ from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike, as_prompts, encode_prompt
 from steerlab.display import Scale, TokenView, diverging, sequential, tokens
 from steerlab.measures.quantities import PolicyEntropy, Quantity, TokenLogProb
+from steerlab.scoring.divergence import divergence
+from steerlab.steering.explain import explain
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import SteeringVector
 
-Value = Literal["projection", "log_prob", "delta_log_prob", "entropy"]
+Value = Literal["projection", "log_prob", "delta_log_prob", "entropy", "kl", "edited"]
 _LABELS: Final = {
     "projection": ("projection on {vector}", ""),
     "log_prob": ("log p of each token given those before it", "nats"),
     "delta_log_prob": ("Δ log p, steered − unsteered", "nats"),
     "entropy": ("entropy of the prediction of each token", "nats"),
+    "kl": ("KL(steered ‖ unsteered) of the prediction of each token", "nats"),
+    "edited": ("edits that reach each token", "edits"),
 }
 
 
@@ -32,6 +36,8 @@ def show_tokens(
     vector: SteeringVector | None = None,
     plan: Plan | None = None,
     value: Value | None = None,
+    names: Sequence[str] | None = None,
+    aligned: bool = False,
     chat: bool = False,
 ) -> TokenView:
     """Shows texts with their tokens coloured by a number per token, exact on hover.
@@ -43,9 +49,12 @@ def show_tokens(
         plan: a plan that is active meanwhile. Tokens after the first count as generated, as in `sl.perplexity`; for a
             projection the whole text is a prompt, as in `capture`.
         value: `projection` on the vector; `log_prob` of each token given those before it; `delta_log_prob`, steered
-            minus unsteered; or `entropy` of the prediction. By default what fits: `projection` with a vector,
+            minus unsteered; `entropy` of the prediction; `kl`, KL(steered ‖ unsteered) of the prediction; or `edited`,
+            how many of the plan's edits reach the token. By default what fits: `projection` with a vector,
             `delta_log_prob` with a plan, else `log_prob`. The first token is not predicted and has no colour; of a
             projection it is shown, and left out of the scale.
+        names: what stands before each text.
+        aligned: give each token a column of its own, so that texts that differ in a few tokens can be compared.
         chat: take a string as a user turn of a chat.
 
     Raises:
@@ -65,6 +74,11 @@ def show_tokens(
     if chosen == "projection":
         assert vector is not None
         values = _projections(engine, encoded, vector, plan)
+    elif chosen == "edited":
+        assert plan is not None
+        values = [_edits(engine, ids, plan) for ids in encoded]
+    elif chosen == "kl":
+        values = [_divergences(engine, index, ids, plan) for index, ids in enumerate(encoded)]
     else:
         values = _predicted(engine, encoded, chosen, plan)
     label, unit = _LABELS[chosen]
@@ -74,14 +88,16 @@ def show_tokens(
         values,
         label=label.format(vector=(vector and vector.name) or "the vector"),
         unit=unit,
+        names=names,
+        aligned=aligned,
         scale=_scale(chosen, but_first),
     )
 
 
 def _scale(value: str, numbers: Sequence[float]) -> Scale:
     """The colours; the first token is left out, because its stream is often a hundred times as long as any other."""
-    if value == "entropy":
-        return sequential(numbers)
+    if value in ("entropy", "kl", "edited"):
+        return sequential(numbers, low=None if value == "entropy" else 0.0)
     scale = diverging(numbers)
     return Scale(scale.low, 0.0, True) if value == "log_prob" else scale
 
@@ -92,8 +108,8 @@ def _chosen(value: str | None, vector: SteeringVector | None, plan: Plan | None)
         raise InputError(f"value is one of {', '.join(_LABELS)}; got {value!r}.")
     if chosen == "projection" and vector is None:
         raise InputError("A projection needs vector=, the direction to project on.")
-    if chosen == "delta_log_prob" and plan is None:
-        raise InputError("A change of log p needs plan=, the plan whose effect is shown.")
+    if chosen in ("delta_log_prob", "kl", "edited") and plan is None:
+        raise InputError(f"{chosen} needs plan=, the plan whose effect is shown.")
     return chosen
 
 
@@ -114,15 +130,30 @@ def _predicted(engine: Engine, texts: Sequence[tuple[int, ...]], value: str, pla
     return [steered - plain for steered, plain in zip(found, base, strict=True)]
 
 
+def _edits(engine: Engine, ids: tuple[int, ...], plan: Plan) -> np.ndarray:
+    """How many edits reach each token, the first of which is the prompt; conditions count as passed."""
+    rest = list(ids[1:])
+    found = explain(plan, list(ids[:1]), engine, completion=rest or None)
+    return np.array([sum(len(column[t]) for column in found.cells.values()) for t in range(len(ids))], dtype=float)
+
+
+def _divergences(engine: Engine, index: int, ids: tuple[int, ...], plan: Plan | None) -> np.ndarray:
+    """KL(steered ‖ unsteered) per token; NaN for the first, which nothing predicts."""
+    _check_predicted(index, ids)
+    return np.concatenate([[math.nan], divergence(engine, engine, list(ids), plan_a=plan).kl])
+
+
+def _check_predicted(index: int, ids: tuple[int, ...]) -> None:
+    if len(ids) < 2:
+        raise PromptError(f"Text {index} has one token, and its first token is never predicted; show a longer text.")
+
+
 def _measured(
     engine: Engine, texts: Sequence[tuple[int, ...]], quantity: Quantity, plan: Plan | None
 ) -> list[np.ndarray]:
     """A number per token; NaN for the first, which nothing predicts."""
     for index, ids in enumerate(texts):
-        if len(ids) < 2:
-            raise PromptError(
-                f"Text {index} has one token, and its first token is never predicted; show a longer text."
-            )
+        _check_predicted(index, ids)
     rows = engine.measure(
         [list(ids[:1]) for ids in texts], [[list(ids[1:])] for ids in texts], {"x": quantity}, plan=plan
     )
