@@ -21,7 +21,6 @@
 # `target`, `label` (+1 or −1) and a `group`. Rows of one group belong together and are resampled together.
 
 # %%
-# %matplotlib inline
 import json
 from pathlib import Path
 
@@ -50,7 +49,8 @@ for name, rows in (("pairs", pairs), ("targets", targets)):
 # %%
 pairs = sl.ContrastPairs.from_jsonl("pairs.jsonl", group="group")
 targets = sl.Targets.from_jsonl("targets.jsonl")
-assert not {target for item in targets for target in item.targets} & set("warm cold".split())
+words = {word for item in targets for word in item.targets}
+assert not any(word in text for word in words for text in [*pairs.positives, *pairs.negatives])
 targets
 
 # %% [markdown]
@@ -82,7 +82,6 @@ controls = sl.Controls(random=19, shuffled=19)
 neutral = sl.shipped.neutral_text().split("\n\n")[:1]
 effect = exp.effect(plan, targets, [-0.2, 0, 0.2], controls=controls, pairs=pairs, neutral=neutral)
 assert effect.slope > 0
-assert effect.verdict in {"effect", "no effect", "inconclusive"}
 effect
 
 # %% [markdown]

@@ -121,7 +121,7 @@ sl.plots.describe_entropy(entropy)
 
 # %%
 names = {"log_prob_base": "base", "log_prob_steered": "steered"}
-first = entropy[entropy.text == entropy.text.iloc[0]].rename(columns=names).head(80)
+first = entropy.loc[entropy.text == 0, ["token", *names]].rename(columns=names).head(80)
 sl.plots.plot_token_differences(first)
 sl.plots.describe_token_differences(first)
 

@@ -226,7 +226,7 @@ fresh = free.generate_batched(["The weather today is"], 48, seed=1)
 climbed = check_entropy_gradient(free, fresh, gradient, uphill, eta=0.5)
 assert climbed.measured > 2 * climbed.measured_std_error
 assert climbed.measured < climbed.predicted
-f"predicted {climbed.predicted:+.2f}, fresh draws {climbed.measured:+.2f} ± {climbed.measured_std_error:.2f} nats a step"
+f"predicted {climbed.predicted:+.2f}, fresh draws {climbed.measured:+.2f} ± {climbed.measured_std_error:.2f} nats"
 
 # %% [markdown]
 # A step of one per cent of the matrix's norm in this direction raises the entropy, on draws that the gradient has not

@@ -84,7 +84,7 @@ def run(path: Path, manager: KernelManager) -> None:
 
 def stated_seconds(notebook: nbformat.NotebookNode) -> int:
     """How long a notebook says that it takes."""
-    found = re.search(r"about (\d+) seconds", notebook.cells[0].source)
+    found = re.search(r"about (\d+)\s+seconds", notebook.cells[0].source)
     if found is None:
         sys.exit("The first cell of a notebook says “about … seconds” of processor time.")
     return int(found[1])
