@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ROOT / "build" / "notebooks"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_PARTS = re.compile(r"<style.*?</style>|<[a-zA-Z/!][^>]*>|[^<]+|<", re.DOTALL)
+_QUOTED = re.compile(r'"[^"]*"')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -98,5 +100,15 @@ def _preformatted(text: str) -> str:
 
 
 def _box(inside: str) -> str:
-    """HTML on one line, so that nothing in it is taken for Markdown; line breaks become references."""
-    return f'<div class="output" tabindex="0">{inside}</div>'.replace("\n", "&#10;")
+    """HTML on one line, so that nothing in it is taken for Markdown."""
+    one_line = _PARTS.sub(lambda part: _on_one_line(part[0]), inside)
+    return f'<div class="output" tabindex="0">{one_line}</div>'
+
+
+def _on_one_line(part: str) -> str:
+    """A style sheet, a tag or a text without line breaks; where they count, in texts and attributes, as references."""
+    if part.startswith("<style"):
+        return part.replace("\n", " ")
+    if part.startswith("<"):
+        return _QUOTED.sub(lambda value: value[0].replace("\n", "&#10;"), part).replace("\n", " ")
+    return part.replace("\n", "&#10;") if part.strip() else " "

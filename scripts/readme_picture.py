@@ -21,7 +21,8 @@ def main(run: str = "runs/sentiment") -> None:
     table = table_of(effect.by_dose()[["dose", "value", "ppl_ratio"]], "")
     for row in (["dose", "margin (nats)", "perplexity ratio"], ["---:"] * 3, *table.rows):
         print(f"| {' | '.join(row)} |")
-    print(f"\nslope {effect.slope:+.2f} [{effect.ci[0]:+.2f}, {effect.ci[1]:+.2f}], worst null rank {effect.null_rank:.3f}")
+    low, high = effect.ci
+    print(f"\nslope {effect.slope:+.2f} [{low:+.2f}, {high:+.2f}], worst null rank {effect.null_rank:.3f}")
     print(f"{PICTURE}: {PICTURE.stat().st_size / 1000:.0f} kB")
 
 
