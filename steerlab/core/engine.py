@@ -54,7 +54,7 @@ class ModelInfo(Shown):
                 [
                     ("model", self.name),
                     ("revision", self.revision),
-                    ("weights", self.weights_hash),
+                    ("weights", shortened(self.weights_hash, 17)),
                     ("weight processing", self.weight_processing),
                     ("layers", self.n_layers),
                     ("width of the stream", self.d_model),

@@ -8,7 +8,7 @@ from typing import Final
 
 from steerlab.display.html import Piece, Shown, count, escaped
 
-_WORDS: Final = re.compile(r"\s+|\w+|[^\w\s]")
+_WORDS: Final = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
 _LONGEST: Final = 4000  # words of two texts that are compared; longer ones are marked whole
 
 
@@ -103,5 +103,5 @@ def marked(text: str, first: str) -> str:
 def _row(row: TextRow) -> str:
     first = row.texts[0] if row.texts else ""
     cells = [escaped(first), *(marked(text, first) for text in row.texts[1:])]
-    texts = "".join(f'<td class="sl-text">{cell}</td>' for cell in cells)
-    return f'<tr><th scope="row" class="sl-text">{escaped(row.name)}</th>{texts}</tr>'
+    texts = "".join(f'<td class="sl-text sl-long">{cell}</td>' for cell in cells)
+    return f'<tr><th scope="row" class="sl-text sl-long">{escaped(row.name)}</th>{texts}</tr>'

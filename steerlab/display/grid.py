@@ -70,4 +70,4 @@ def visible(token: str) -> str:
         >>> visible(" a\n")
         '·a⏎'
     """
-    return token.translate(_SIGNS)
+    return token.translate(_SIGNS) or "∅"

@@ -26,14 +26,17 @@ STYLE: Final = (
     "border-bottom:1px solid color-mix(in srgb,currentColor 18%,transparent)}"
     ".sl-face th{font-weight:600}"
     ".sl-face .sl-number{text-align:right;white-space:nowrap}"
-    ".sl-face .sl-text{white-space:pre-wrap;overflow-wrap:anywhere;min-width:6em;max-width:48em}"
+    ".sl-face .sl-text{white-space:pre-wrap;overflow-wrap:break-word;max-width:48em}"
+    ".sl-face .sl-long{overflow-wrap:anywhere;min-width:14em}"
     ".sl-face summary{cursor:pointer}"
     ".sl-face .sl-tokens{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.7;"
     "font-family:ui-monospace,monospace}"
     ".sl-face .sl-tokens i{font-style:normal;border-radius:2px;padding:.1em 0}"
+    ".sl-face .sl-aligned span{display:inline-flex;flex-direction:column;vertical-align:top;margin:0 1px .4em 0}"
+    ".sl-face .sl-aligned b{font-weight:600;padding-right:.6em}.sl-face .sl-aligned i{min-height:1.7em}"
     ".sl-face .sl-cells td,.sl-face .sl-cells th{padding:.1em .4em;white-space:pre;text-align:center;"
     "font-family:ui-monospace,monospace}"
-    ".sl-face .sl-cells th{text-align:right;font-weight:400}"
+    ".sl-face .sl-cells th{font-weight:400}.sl-face .sl-cells th[scope=row]{text-align:right}"
     ".sl-face .sl-cells td{border:1px solid color-mix(in srgb,currentColor 10%,transparent)}"
     ".sl-face .sl-bar{display:inline-block;width:9em;height:.8em;vertical-align:middle;border:1px solid currentColor}"
     ".sl-face mark{color:inherit;font-weight:600;text-decoration:underline;"
@@ -42,6 +45,8 @@ STYLE: Final = (
     ".sl-face img{background:#fff}"
     "@media print{.sl-face .sl-tokens i,.sl-face .sl-cells td,.sl-face .sl-bar{print-color-adjust:exact;"
     "-webkit-print-color-adjust:exact}.sl-face .sl-scroll{overflow:visible}"
+    ".sl-face table{font-size:.85em}.sl-face .sl-long{min-width:0}.sl-face .sl-cells td{white-space:pre-wrap;"
+    "overflow-wrap:anywhere}"
     ".sl-face details::details-content{content-visibility:visible;block-size:auto}}"
     "</style>"
 )
@@ -55,6 +60,9 @@ class Piece(Protocol):
     def html(self) -> str:
         """Its HTML, without style."""
         ...
+
+
+_LONG_TEXT: Final = 24  # characters that a narrow page may break a line in
 
 
 class Numeral(str):
@@ -88,7 +96,8 @@ def figure(value: Any, digits: int = 3) -> str:
         return "∞" if value > 0 else "−∞"
     if value and not 1e-4 <= abs(value) < 1e6:
         return f"{value:.{digits - 1}e}".replace("-", "−")
-    places = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else digits - 1
+    rounded = abs(float(f"{value:.{digits - 1}e}"))
+    places = max(0, digits - 1 - math.floor(math.log10(rounded))) if value else digits - 1
     return f"{value:.{places}f}".replace("-", "−")
 
 
@@ -171,7 +180,9 @@ class Facts:
     def html(self) -> str:
         """Its HTML."""
         known = [(name, value) for name, value in self.entries if value is not None]
-        rows = "".join(f'<tr><th scope="row">{escaped(name)}</th>{_cell(_plain(value))}</tr>' for name, value in known)
+        rows = "".join(
+            f'<tr><th scope="row">{escaped(name)}</th>{_cell(figure(_plain(value)))}</tr>' for name, value in known
+        )
         return _scrolling(f"<table><tbody>{rows}</tbody></table>") if known else ""
 
 
@@ -272,5 +283,6 @@ def _plain(value: Any) -> Any:
 
 def _cell(value: Any) -> str:
     if isinstance(value, str) and not isinstance(value, Numeral):
-        return f'<td class="sl-text">{escaped(value)}</td>'
+        long = " sl-long" if len(value) > _LONG_TEXT else ""
+        return f'<td class="sl-text{long}">{escaped(value)}</td>'
     return f'<td class="sl-number">{escaped(figure(value))}</td>'

@@ -36,7 +36,7 @@ class TokenView(Shown):
         label: what the numbers are, e.g. `Δ log p`.
         unit: their unit, e.g. `nats`; empty if they have none.
         scale: the colours.
-        aligned: whether each token has a column of its own, so that the k-th tokens of all texts stand in one line.
+        aligned: whether the k-th tokens of all texts stand below each other; lines break between tokens.
     """
 
     rows: tuple[TokenRow, ...]
@@ -57,8 +57,10 @@ class TokenView(Shown):
     def html(self) -> str:
         """The texts without style, as a piece of a face."""
         if self.aligned:
-            cells = "".join(map(self._cells, self.rows))
-            return f'<div class="sl-scroll" tabindex="0"><table class="sl-cells"><tbody>{cells}</tbody></table></div>'
+            named = any(row.name for row in self.rows)
+            names = f"<span>{''.join(f'<b>{escaped(row.name)}</b>' for row in self.rows)}</span>" if named else ""
+            columns = range(max((len(row.tokens) for row in self.rows), default=0))
+            return f'<p class="sl-tokens sl-aligned">{names}{"".join(map(self._column, columns))}</p>'
         if not any(row.name for row in self.rows):
             return "".join(f'<p class="sl-tokens">{self._spans(row)}</p>' for row in self.rows)
         body = "".join(
@@ -80,18 +82,21 @@ class TokenView(Shown):
         return [Legend(self.scale, self.unit), *body]
 
     def _spans(self, row: TokenRow) -> str:
-        return "".join(self._token("i", token, value) for token, value in zip(row.tokens, row.values, strict=True))
+        return "".join(self._token(token, value) for token, value in zip(row.tokens, row.values, strict=True))
 
-    def _cells(self, row: TokenRow) -> str:
-        cells = zip(map(visible, row.tokens), row.values, strict=True)
-        return f'<tr><th scope="row">{escaped(row.name)}</th>{"".join(self._token("td", *cell) for cell in cells)}</tr>'
+    def _column(self, k: int) -> str:
+        """The k-th tokens of all texts, one below the other."""
+        cells = [
+            (visible(row.tokens[k]), row.values[k]) if k < len(row.tokens) else (" ", math.nan) for row in self.rows
+        ]
+        return f"<span>{''.join(self._token(*cell) for cell in cells)}</span>"
 
-    def _token(self, tag: str, token: str, value: float) -> str:
+    def _token(self, token: str, value: float) -> str:
         text = escaped(token.replace("\n", "⏎\n")) or "∅"
         if math.isnan(value):
-            return f"<{tag}>{text}</{tag}>"
+            return f"<i>{text}</i>"
         told = escaped(f"{figure(value, 4)} {self.unit}".strip())
-        return f'<{tag} style="{self.scale.css(value)}" title="{told}">{text}</{tag}>'
+        return f'<i style="{self.scale.css(value)}" title="{told}">{text}</i>'
 
 
 def tokens(
@@ -113,7 +118,7 @@ def tokens(
         unit: their unit.
         names: a name per text.
         scale: `diverging` around 0, `sequential` from the smallest to the largest, or a scale.
-        aligned: give each token a column of its own, so that the k-th tokens of all texts stand in one line.
+        aligned: put the k-th tokens of all texts below each other; lines break between tokens.
 
     Raises:
         ValueError: if tokens, values and names do not match.

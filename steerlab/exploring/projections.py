@@ -13,7 +13,7 @@ from steerlab.core.errors import DataError, InputError
 from steerlab.core.hook_points import resolve_layers
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike, encode_prompt, is_prompt
-from steerlab.display import Grid, Histogram, Piece, Shown, Table, count, diverging, figure
+from steerlab.display import Grid, Histogram, Piece, Shown, Table, count, diverging, figure, visible
 from steerlab.steering.extraction.diagnostics import projection_auc
 from steerlab.steering.extraction.extract import read_pairs
 from steerlab.steering.plan import Plan
@@ -60,9 +60,8 @@ class TextProjections(Shown):
     def _pieces(self) -> "Sequence[Piece]":
         colors = diverging(self.values[self._scaled].ravel().tolist())
         layers = [str(layer) for layer in self.layers]
-        return [
-            Grid(self.tokens, layers, self.values, colors, "u·h", None, "tokens down, layers across", ".to_frame()")
-        ]
+        tokens, corner = list(map(visible, self.tokens)), "tokens down, layers across"
+        return [Grid(tokens, layers, self.values, colors, "u·h", corner=corner, more=".to_frame()")]
 
     @property
     def _scaled(self) -> slice:

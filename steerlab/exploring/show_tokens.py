@@ -54,7 +54,7 @@ def show_tokens(
             `delta_log_prob` with a plan, else `log_prob`. The first token is not predicted and has no colour; of a
             projection it is shown, and left out of the scale.
         names: what stands before each text.
-        aligned: give each token a column of its own, so that texts that differ in a few tokens can be compared.
+        aligned: put the k-th tokens of all texts below each other, to compare texts that differ in a few tokens.
         chat: take a string as a user turn of a chat.
 
     Raises:
@@ -64,7 +64,7 @@ def show_tokens(
     Examples:
         >>> from steerlab.engines.toy import ToyEngine
         >>> show_tokens(ToyEngine(), "abc")
-        TokenView(log p of each token given those before it, 1 texts, 3 tokens)
+        TokenView(log p of each token given those before it, 1 text, 3 tokens)
     """
     chosen = _chosen(value, vector, plan)
     encoded = [

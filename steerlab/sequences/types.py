@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.receipts import Receipt, receipts_fold
+from steerlab.core.receipts import Receipt, Receipts, receipts_fold
 from steerlab.core.text import prompt_words
 from steerlab.display import Piece, Shown, Table, count, figure
 from steerlab.sequences.storage import as_arrays, cut, joined, joined_arrays, read_results, write_results
@@ -67,6 +67,7 @@ class BatchedSequences(Shown):
     receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", Receipts(self.receipts))
         ids, mask = self.sequences, self.attention_masks
         if ids.dim() != 3 or ids.shape != mask.shape:
             raise InputError(
@@ -280,6 +281,9 @@ class LogprobResults(Shown):
     sequence_logqs: list[list[float]]
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
     receipts: tuple[Receipt, ...] = field(default=(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", Receipts(self.receipts))
 
     def _finding(self) -> str:
         responses = [values for row in self.logprobs for values in row]

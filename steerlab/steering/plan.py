@@ -117,7 +117,7 @@ class Plan(Shown):
         columns = ["", "operator", "strength", "vector", "hook point", "positions", "more"]
         rows = [
             (
-                str(k),
+                k,
                 type(edit.operator).__name__.lower(),
                 edit.operator.told(edit.scale),
                 edit.vector.name or "",

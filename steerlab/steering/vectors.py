@@ -15,7 +15,7 @@ from steerlab.core.errors import HookPointError, InputError, VectorMismatchError
 from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
-from steerlab.display import Facts, Fold, Piece, Shown, Table, figure
+from steerlab.display import Facts, Fold, Piece, Shown, Table, figure, shortened
 from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vector_diagnostics import Diagnostics
 
@@ -540,13 +540,13 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
 def card_facts(card: VectorCard) -> list[tuple[str, Any]]:
     """A card's known entries for a reader."""
     pairs = None if card.n_pairs is None else f"{figure(card.n_pairs)} ({card.data_hash or 'not hashed'})"
-    read = None if card.read is None else ", ".join(f"{key} {value}" for key, value in card.read.items())
+    read = None if card.read is None else ", ".join(v if k == "kind" else f"{k} {v}" for k, v in card.read.items())
     return [
         ("name", card.name),
         ("method", card.method),
         ("model", card.model),
         ("revision", card.revision),
-        ("weights", card.weights_hash),
+        ("weights", card.weights_hash and shortened(card.weights_hash, 17)),
         ("weight processing", card.weight_processing if card.weight_processing != "none" else None),
         ("read at", card.extracted_at),
         ("positions", read),

@@ -337,3 +337,16 @@ def test_sample_prompts_are_open_and_distinct():
     prompts = (VECTORS / "sentiment" / "prompts.txt").read_text(encoding="utf-8").splitlines()
     assert len(prompts) == len(set(prompts)) == 6
     assert all(prompt and prompt == prompt.strip() and prompt[-1] not in ".!?" for prompt in prompts)
+
+
+@every_set
+def test_pairs_and_targets_are_there_by_name(name):
+    assert len(shipped.pairs(name)) == len(PAIRS[name])
+    assert len(shipped.pairs(name, "train")) + len(shipped.pairs(name, "dev")) == len(PAIRS[name])
+    assert sum(len(item.targets) for item in shipped.targets(name)) == len(TARGETS[name])
+    assert set(shipped.pairs(name, "train").groups).isdisjoint(shipped.pairs(name, "dev").groups)
+
+
+def test_an_unknown_vector_names_those_that_are_there():
+    with pytest.raises(DataError, match="capitals, formality, refusal, sentiment"):
+        shipped.pairs("happiness")

@@ -63,7 +63,15 @@ def test_zero_has_no_colour_and_the_ends_are_far_apart():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.04762, "0.0476"), (999.96, "1000"), (0.0, "0.00"), (-0.5, "−0.500"), (12345, "12 345"), (2e7, "2.00e+07")],
+    [
+        (0.04762, "0.0476"),
+        (999.96, "1000"),
+        (0.0, "0.00"),
+        (-0.5, "−0.500"),
+        (0.99999, "1.00"),
+        (12345, "12 345"),
+        (2e7, "2.00e+07"),
+    ],
 )
 def test_figures_have_sensible_digits(value, text):
     assert figure(value) == text

@@ -1,7 +1,5 @@
 """The faces of what an engine returns."""
 
-import time
-
 import pytest
 
 import steerlab as sl
@@ -47,10 +45,8 @@ def test_activations(engine):
     assert "mean of positions" in repr(engine.capture("abc", layers=1, pool="mean"))
 
 
-def test_a_thousand_completions_are_shown_at_once():
+def test_a_thousand_completions_show_the_first():
     rows = tuple(Completion(EVIL * 5, [1] * 50, "length", k, 0, [-1.0] * 50, [-1.0] * 50) for k in range(1000))
-    started = time.perf_counter()
     found = Generations(rows, ((1,),) * 1000)._repr_html_()
-    assert time.perf_counter() - started < 1.0
     assert len(found) < 300_000
     assert "… and 950 more" in Reader(found).text

@@ -21,6 +21,7 @@ RUN = [
     "docs/policies.md",
     "docs/extraction.md",
     "docs/generation.md",
+    "docs/exploring.md",
     "docs/how-to/model.md",
     "docs/how-to/vectors.md",
     "docs/how-to/data.md",

@@ -1,8 +1,10 @@
-"""Texts and data shipped with the package: the reference text behind `dose`, a neutral text, the vectors folder."""
+"""What is shipped with the package: the reference text behind `dose`, a neutral text, pairs, targets, vectors."""
 
 from pathlib import Path
 
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import DataError
+from steerlab.core.targets import Targets
 
 REFERENCE_SHA256 = "bad9d7e4433b545265f1c48dac76ae6f62ed27818068baaa4547b9b193a332cf"
 """SHA-256 of `reference_text()` in UTF-8. Another text would give other medians, hence other doses: never edit it."""
@@ -60,6 +62,45 @@ def shipped_vectors() -> Path:
             return folder
     places = " and ".join(str(folder) for folder in candidates)
     raise DataError(f"The shipped vectors are missing: looked in {places}. Reinstall steerlab.")
+
+
+def pairs(name: str = "sentiment", split: str | None = None) -> ContrastPairs:
+    """The contrast pairs of a shipped vector.
+
+    Args:
+        name: `sentiment`, `formality`, `refusal` or `capitals`.
+        split: `train` or `dev`; all by default.
+
+    Raises:
+        DataError: for another name or split.
+
+    Examples:
+        >>> pairs("sentiment", "dev")
+        ContrastPairs(18 pairs in 3 groups, a6166e12969189da)
+    """
+    return ContrastPairs.from_jsonl(_of_vector(name, "pairs.jsonl"), group="group", split=split)
+
+
+def targets(name: str = "sentiment", split: str | None = None) -> Targets:
+    """The targets of a shipped vector, on items that its pairs do not have.
+
+    Args:
+        name: as in `pairs`.
+        split: `dev` or `test`; all by default.
+
+    Raises:
+        DataError: for another name or split.
+    """
+    return Targets.from_jsonl(_of_vector(name, "targets.jsonl"), split=split)
+
+
+def _of_vector(name: str, file: str) -> Path:
+    """A file of a shipped vector."""
+    path = shipped_vectors() / str(name) / file
+    if not path.is_file():
+        names = sorted(found.parent.name for found in shipped_vectors().glob("*/pairs.jsonl"))
+        raise DataError(f"There is no shipped vector {name!r}; there are {', '.join(names)}.")
+    return path
 
 
 def _read(name: str) -> str:

@@ -22,6 +22,7 @@ from steerlab.experiment.store.cell_engine import cell_engine_for
 from steerlab.experiment.store.plans import resolved
 from steerlab.experiment.store.results import finding_kind
 from steerlab.experiment.store.run import Run
+from steerlab.experiment.wording import metric_label
 from steerlab.measures.interactions import interaction_residuals
 from steerlab.measures.intervals import cluster_bootstrap_mean
 from steerlab.steering.plan import Plan
@@ -69,7 +70,7 @@ class Interaction(Shown):
         grid = self.grid()
         down, across = ([f"{scale:g} × {plan}" for scale in side] for plan, side in (("a", grid.index), ("b", grid)))
         values = grid.to_numpy(dtype=float)
-        cells = Grid(down, across, values, diverging(values.ravel().tolist()), self.metric)
+        cells = Grid(down, across, values, diverging(values.ravel().tolist()), metric_label(self.metric))
         _, *table = finding_pieces(interaction_finding(self))
         return [Remarks([f"a: {self.plan_a}", f"b: {self.plan_b}"]), cells, *table]
 

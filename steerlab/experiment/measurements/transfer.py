@@ -71,7 +71,7 @@ class Transfer(Shown):
         from steerlab.experiment.blocks.faces import frame_piece  # which draws
 
         means = self.rows.groupby("dose", as_index=False).value.mean().rename(columns={"value": self.metric})
-        facts = [("model", self.model), ("weights", self.weights_hash), ("plan", self.plan_hash)]
+        facts = [("model", self.model), ("weights", shortened(self.weights_hash)), ("plan", self.plan_hash)]
         return [Remarks(self.notes), frame_piece(means, "mean over items at each dose"), Facts(facts)]
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """What a notebook shows of an effect: the dose-response first, then figures, nulls, items."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,14 @@ from steerlab.experiment.wording import CONTROL_NAMES, metric_label
 def effect_pieces(effect: Any) -> list[Piece]:
     """The pieces of an `Effect`'s face."""
     axis, level = effect.settings.axis, effect.settings.level
+    curvature = f"{figure(effect.curvature)} {interval(*effect.curvature_ci)}"
     facts = [
         ("plan", effect.plan_text),
         ("metric", metric_label(effect.settings.metric)),
         (f"slope per unit of {axis}", f"{figure(effect.slope)} {interval(*effect.ci)} ({level:.0%} interval)"),
         ("anti-steerable items", f"{effect.anti_steerable:.0%}"),
         ("worst null rank", effect.null_rank if effect.null_ranks else None),
-        ("curvature", f"{figure(effect.curvature)} {interval(*effect.curvature_ci)}"),
+        ("curvature", None if math.isnan(effect.curvature) else curvature),
     ]
     nulls = effect.nulls()
     nulls["family"] = [CONTROL_NAMES.get(family, family) for family in nulls.family]
