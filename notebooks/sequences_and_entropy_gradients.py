@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from steerlab.experiment.plots import style
 from steerlab.models import resolve
@@ -37,6 +38,7 @@ from steerlab.sequences import (
     importance_weights,
 )
 
+disable_progress_bar()
 path = resolve("smollm2-135m").path
 model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(path)
