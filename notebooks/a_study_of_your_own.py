@@ -28,9 +28,9 @@ import steerlab as sl
 
 places = ["lake", "house", "garden", "street", "kitchen", "beach"]
 pairs = [
-    {"positive": f"The {place} was as warm as {warm}", "negative": f"The {place} was as cold as {cold}", "group": place}
+    {"positive": f"In July the {place} was {warm}", "negative": f"In July the {place} was {cold}", "group": place}
     for place in places
-    for warm, cold in [("a bath", "ice"), ("an oven", "a freezer")]
+    for warm, cold in [("warm", "cold"), ("heated", "frozen"), ("boiling", "icy")]
 ]
 scenes = ["station", "valley", "stone", "river", "tower", "bridge", "market", "forest", "tent"]
 targets = [
@@ -85,7 +85,7 @@ assert effect.slope > 0
 effect
 
 # %% [markdown]
-# The verdict is what it is: six places and twelve pairs are few. Random directions and flipped labels decide whether
+# The verdict is what it is: six places and eighteen pairs are few. Random directions and flipped labels decide whether
 # the slope means something, not its size.
 #
 # ## Texts, and the report

@@ -152,7 +152,7 @@ sl.plots.describe_norms(norms)
 # %%
 train = sl.ContrastPairs.from_jsonl(folder / "pairs.jsonl", group="group", split="train").take(range(12))
 diagnostics = vectors.diagnostics(train)
-plot_diagnostics(diagnostics)
+sl.plot_diagnostics(diagnostics)
 f"AUC on {diagnostics.n_pairs} pairs, by layer, and how reliable the vectors are."
 
 # %% [markdown]

@@ -77,6 +77,9 @@ class Browser:
         self._tabs[session] = tab = Tab(self, session)
         for domain in ("Page", "Network", "Runtime"):
             tab.call(f"{domain}.enable")
+        # a page that remembers a choice of colours would show the ones of the page before
+        forget = "try { localStorage.clear() } catch {}"
+        tab.call("Page.addScriptToEvaluateOnNewDocument", source=forget)
         return tab
 
     def call(self, method: str, params: dict[str, Any], tab: Tab | None = None) -> dict[str, Any]:
