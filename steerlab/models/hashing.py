@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.core.files import write_atomic
-from steerlab.display.progress import progress
+from steerlab.core.progress import progress
 from steerlab.models.cache import cache_root
 
 SAMPLED_OVER = 4 << 30

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from steerlab.core.errors import ContextLengthError, InputError
+from steerlab.core.progress import progress
 from steerlab.core.receipts import Receipt
-from steerlab.display.progress import progress
 from steerlab.runtime.decoding import eos_token_ids
 from steerlab.runtime.evaluation import evaluating
 from steerlab.runtime.model_parts import ModelParts

@@ -16,13 +16,13 @@ from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, reso
 from steerlab.core.not_finite import failed_prompts, not_finite
 from steerlab.core.numbers import as_integer, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.progress import progress
 from steerlab.core.receipts import Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike
 from steerlab.display import Piece, Shown
-from steerlab.display.progress import progress
 from steerlab.engines.lens.backends import BridgedModel, embedding_device, exact_backend, plain_model
 from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.generating import GenerationTask, stop_rules
