@@ -517,6 +517,18 @@ MUTANTS = [
         "tests/lens/test_hooking.py",
     ),
     Mutant(
+        "markup in texts is shown as markup",
+        "return html.escape(str(text), quote=True)",
+        "return str(text)",
+        "tests/display/test_faces.py",
+    ),
+    Mutant(
+        "a plan on a model of one's own takes generated tokens for a prompt's",
+        "positions = before[:, None] + valid.cumsum(dim=1) - 1",
+        "positions = valid.cumsum(dim=1) - 1",
+        "tests/exploring/test_applied.py",
+    ),
+    Mutant(
         "a hook that never ran goes unnoticed",
         "if silent:",
         "if False:",

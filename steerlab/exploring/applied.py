@@ -18,7 +18,7 @@ from steerlab.core.errors import PlanError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.receipts import EditReceipt, Receipt, Receipts, mean_change, warn_if_idle
 from steerlab.display import Piece, Shown
-from steerlab.engines.lens.hooking import find_hook_point
+from steerlab.engines.lens.hooking import add_hook, find_hook_point
 from steerlab.runtime.capturing import edit_pairs
 from steerlab.runtime.hooks import alone, install_input_hook, install_output_hook
 from steerlab.runtime.model_parts import find_parts
@@ -230,20 +230,9 @@ def _on_bridge(plan: Plan, bridge: Any, tokenizer: Any) -> tuple[Any, Plan, _Ins
 
     def install(stack: ExitStack, following: AppliedPlan) -> None:
         for name, function in edit_pairs(_points(ready), following.edit):
-            point = find_hook_point(bridge, name)
-            stack.callback(_removal(point, point.add_hook(function)))
+            stack.callback(add_hook(find_hook_point(bridge, name), function))
 
     return bridge.original_model, ready, install
-
-
-def _removal(point: Any, handle: Any) -> Callable[[], None]:
-    """Takes one of a hook point's hooks off again, and no other."""
-
-    def remove() -> None:
-        handle.hook.remove()
-        point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
-
-    return remove
 
 
 def _points(plan: Plan) -> list[HookPoint]:

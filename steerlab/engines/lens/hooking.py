@@ -1,8 +1,8 @@
 """Hook points of a TransformerLens model, and hooks on them: found by name, added once, removed always."""
 
 import difflib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from steerlab.core.errors import HookPointError
@@ -44,13 +44,18 @@ def attached(bridge: Any, hooks: Sequence[tuple[str, HookFunction]]) -> Iterator
         HookPointError: for an unknown hook point before the body runs, or after it for one that never fired.
     """
     points = [find_hook_point(bridge, name) for name, _ in hooks]
-    handles: list[tuple[Any, Any]] = []
-    with require_fired(hooks) as listening:
-        try:
-            for point, (_, function) in zip(points, listening, strict=True):
-                handles.append((point, point.add_hook(function)))
-            yield
-        finally:
-            for point, handle in handles:
-                handle.hook.remove()
-                point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+    with require_fired(hooks) as listening, ExitStack() as stack:
+        for point, (_, function) in zip(points, listening, strict=True):
+            stack.callback(add_hook(point, function))
+        yield
+
+
+def add_hook(point: Any, function: HookFunction) -> Callable[[], None]:
+    """Puts a hook on a hook point. What is returned takes it off again, and no other."""
+    handle = point.add_hook(function)
+
+    def remove() -> None:
+        handle.hook.remove()
+        point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+
+    return remove
