@@ -1,7 +1,7 @@
 # Every target sets up what it needs; a second run starts at once. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-peers test-legacy docs clean base check-python
+.PHONY: help setup demo test lint test-peers test-legacy docs check-pages clean base check-python
 SHELL := /bin/bash
 VLLM_COUNT := .vllm-tests-run
 PYTEST_ARGS ?=
@@ -51,9 +51,16 @@ test-legacy: check-python ## run hooked_generate on HookedTransformer, in an env
 	@"$(PYTHON)" scripts/setup.py legacy-$(LEGACY)
 	STEERLAB_REQUIRE_LEGACY=1 .venv-legacy-$(LEGACY)/bin/python -m pytest tests/legacy -m legacy -W default
 
-docs: check-python ## build the documentation into site/
+docs: check-python ## run the notebooks and build the documentation into site/
 	@"$(PYTHON)" scripts/setup.py docs
+	@.venv/bin/python scripts/run_notebooks.py
 	.venv/bin/mkdocs build --strict
+
+check-pages: docs ## look at the documentation and a report in Chromium: nothing clipped, legible, nothing fetched
+	@"$(PYTHON)" scripts/setup.py browser
+	@if command -v chromium chromium-browser google-chrome >/dev/null; then \
+	STEERLAB_CHECK_PAGES=1 .venv/bin/python -m pytest -q tests/pages; else \
+	echo "THE PAGES WERE NOT CHECKED: Chromium is not installed (on Debian: apt-get install chromium)." >&2; fi
 
 clean: ## remove environments, builds and caches (not the prepared model)
 	rm -rf .venv .venv-peers .venv-repeng .venv-legacy-* build dist site

@@ -14,11 +14,9 @@
 # %% [markdown]
 # # Exact probabilities and entropy
 #
-# It takes about 900 seconds.
-#
 # What did an intervention do to the model's predictions? This notebook measures it without sampling anything: the
 # probability of given texts, token by token, and the entropy and divergence of whole next-token distributions, with and
-# without a plan, on the same text.
+# without a plan, on the same text. It takes about 30 seconds of processor time on two cores.
 
 # %%
 # %matplotlib inline
@@ -32,6 +30,7 @@ import steerlab as sl
 from steerlab.core.shipped import neutral_text, shipped_vectors
 from steerlab.experiment.measurements.entropy import entropy_summary
 from steerlab.experiment.plots import (
+    describe_entropy,
     describe_token_differences,
     plot_entropy,
     plot_token_differences,
@@ -49,10 +48,10 @@ engine = exp.engine
 
 # %%
 scores = engine.score(["The capital of France is"], [[" Paris", " Rome", " a purple bicycle"]])
-print(scores.to_frame()[["target_index", "log_prob", "num_tokens", "mean_log_prob", "perplexity"]].round(3).to_string())
 for score in scores:
     assert math.isclose(score.log_prob, sum(score.token_log_probs), abs_tol=1e-4)
 assert scores[0].log_prob > scores[1].log_prob > scores[2].log_prob
+scores
 
 # %% [markdown]
 # Use sums to compare texts; a mean per token ignores that a longer text has more to predict. The chain rule holds
@@ -61,8 +60,8 @@ assert scores[0].log_prob > scores[1].log_prob > scores[2].log_prob
 # %%
 whole = engine.score(["The capital of France is"], [[" Paris."]])[0].log_prob
 parts = scores[0].log_prob + engine.score(["The capital of France is Paris"], [["."]])[0].log_prob
-print(f"{whole:.5f} at once, {parts:.5f} in two steps")
 assert math.isclose(whole, parts, abs_tol=1e-3)
+f"{whole:.5f} at once, {parts:.5f} in two steps"
 
 # %% [markdown]
 # ### Two strings, two probabilities
@@ -72,8 +71,8 @@ assert math.isclose(whole, parts, abs_tol=1e-3)
 
 # %%
 frame = engine.score(["The capital of France is"], [["Paris"]], variants=("", " ")).to_frame()
-print(frame[["variant", "log_prob", "boundary"]].round(3).to_string())
 assert frame.log_prob[1] > frame.log_prob[0] + 5
+frame[["variant", "log_prob", "boundary"]].round(2)
 
 # %% [markdown]
 # After "is" the model expects a space. Without it the same word is many nats less probable: an evaluation that forgets
@@ -86,12 +85,14 @@ assert frame.log_prob[1] > frame.log_prob[0] + 5
 # that they share, and marks the row `merged`. `separate` encodes each alone, as after a chat template.
 
 # %%
-for boundary in ("joint", "separate"):
-    row = engine.score(["The capital of Fra"], [["nce"]], boundary=boundary)[0]
-    print(f"{boundary:9} log p {row.log_prob:.3f}, {row.boundary}, tokens {list(row.token_ids)}")
-merged = engine.score(["The capital of Fra"], [["nce"]])[0]
+merged, separate = (engine.score(["The capital of Fra"], [["nce"]], boundary=how)[0] for how in ("joint", "separate"))
 assert merged.boundary == "merged"
 assert math.isfinite(merged.log_prob)
+pd.DataFrame(
+    [(row.log_prob, row.boundary, list(row.token_ids)) for row in (merged, separate)],
+    index=["joint", "separate"],
+    columns=["log p (nats)", "boundary", "tokens"],
+).round(2)
 
 # %% [markdown]
 # The two numbers answer different questions: how probable is " France" after "The capital of", and how probable is the
@@ -107,13 +108,13 @@ assert math.isfinite(merged.log_prob)
 vector = sl.SteeringVector.load(shipped_vectors() / "sentiment" / "sentiment.safetensors")
 plan = sl.Plan(sl.add(vector, dose=0.2))
 texts = neutral_text().split("\n\n")[:4]
-for name, arm in (("unsteered", None), ("steered", plan)):
+for arm in (None, plan):
     found = sl.perplexity(engine, texts[0], plan=arm)
-    print(f"{name}: {found.perplexity:.2f} over {found.num_tokens} tokens, {found.bits_per_byte:.3f} bits per byte")
     first, *rest = engine.tokenizer(texts[0])["input_ids"]
     score = engine.score([[first]], [[rest]], plan=arm)[0]
     assert score.num_tokens == found.num_tokens
     assert math.isclose(found.perplexity, math.exp(-score.log_prob / score.num_tokens), rel_tol=1e-4)
+found
 
 # %% [markdown]
 # The assert connects perplexity to the scores above: it is the score of the text after its own first token, per token.
@@ -130,9 +131,9 @@ for name, arm in (("unsteered", None), ("steered", plan)):
 policy = sl.SamplingPolicy(temperature=0.7, top_p=0.9)
 rows = exp.entropy(plan, texts, policy=policy)
 summary = entropy_summary(rows).set_index("quantity")
-print(summary.round(3).to_string())
 assert (rows.kl > -1e-6).all()
 assert summary.loc["kl", "low"] > 0
+summary.round(3)
 
 # %% [markdown]
 # Read `raw_change` and `kl` together. The mean entropy changes by a few hundredths of a nat out of three. Its interval
@@ -147,18 +148,19 @@ assert summary.loc["kl", "low"] > 0
 # %%
 share = summary.loc["policy_kl_infinite", "mean"]
 kept = summary.loc["kept", "mean"]
-print(f"{share:.0%} of positions have new tokens in the nucleus; of the old ones, {kept:.0%} are kept on average")
 assert abs(summary.loc["raw_change", "mean"]) < summary.loc["kl", "mean"]
 assert np.isinf(summary.loc["policy_kl", "mean"])
 assert 0 < share < 1
 assert 0 < kept < 1
+f"{share:.0%} of positions have new tokens in the nucleus; of the old ones, {kept:.0%} are kept on average"
 
 # %% [markdown]
 # Position by position, averaged over the texts. Fewer texts reach the positions on the right, so the lines there are
 # noisier.
 
 # %%
-_ = plot_entropy(rows, base="raw_base", steered="raw_steered")
+plot_entropy(rows, base="raw_base", steered="raw_steered")
+describe_entropy(rows, base="raw_base", steered="raw_steered")
 
 # %% [markdown]
 # The two lines follow each other: positions that are hard to predict are so in both arms. The divergence below them is
@@ -166,8 +168,8 @@ _ = plot_entropy(rows, base="raw_base", steered="raw_steered")
 # edited earlier ones through attention.
 
 # %%
-print(rows.groupby(rows.position // 20 * 20).kl.mean().round(3).to_string())
 assert rows[rows.position < 10].kl.mean() < rows[rows.position >= 20].kl.mean()
+rows.groupby(rows.position // 20 * 20).kl.mean().to_frame("mean KL from this position on").round(3)
 
 # %% [markdown]
 # ## Which words?
@@ -179,16 +181,16 @@ prompt = "We stayed three nights."
 text = " The room was lovely and the view was wonderful, but the breakfast was awful and the shower was broken."
 base, steered = (engine.score([prompt], [[text]], plan=arm)[0] for arm in (None, plan))
 tokens = token_frame(base, steered, engine.tokenizer)
-_ = plot_token_differences(tokens)
-print(describe_token_differences(tokens))
+plot_token_differences(tokens)
+describe_token_differences(tokens)
 
 # %% [markdown]
 # The words that express a judgement in numbers, log p steered minus unsteered:
 
 # %%
 change = tokens.assign(word=tokens.token.str.strip()).set_index("word").difference
-print(change[["lovely", "wonderful", "awful", "broken"]].round(2).to_string())
 assert change[["lovely", "wonderful"]].min() > change[["awful", "broken"]].max() + 1
+change[["lovely", "wonderful", "awful", "broken"]].to_frame("change of log p (nats)").round(2)
 
 # %% [markdown]
 # Blue tokens became more likely, orange and underlined ones less likely. The unfavourable words lost several nats; the
@@ -206,8 +208,8 @@ random_plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(noise, layer=14), dos
 noise_rows = exp.entropy(random_plan, texts, policy=policy)
 noise_summary = entropy_summary(noise_rows).set_index("quantity")
 both = pd.DataFrame({"sentiment": summary["mean"], "random": noise_summary["mean"]})
-print(both.loc[["raw_change", "kl", "kept"]].round(3).to_string())
 assert noise_summary.loc["kl", "low"] > 0
+both.loc[["raw_change", "kl", "kept"]].round(3)
 
 # %% [markdown]
 # A direction that means nothing moves the distributions too, and the divergence alone does not tell the two apart in

@@ -14,15 +14,12 @@
 # %% [markdown]
 # # First steps
 #
-# It takes about 900 seconds.
-#
 # Extract a vector from contrast pairs, steer a small model with it, choose a dose, use contrast pairs of your own, and
-# measure an effect beside its nulls. Everything runs on a CPU in about a minute.
+# measure an effect beside its nulls. On two cores this takes about 60 seconds of processor time.
 
 # %%
 # %matplotlib inline
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -31,7 +28,7 @@ import steerlab as sl
 from steerlab.core.shipped import shipped_vectors
 
 engine = sl.load("smollm2-135m", dtype="float32", device="cpu")
-print(engine.info)
+engine.info
 
 # %% [markdown]
 # ## A direction
@@ -43,10 +40,14 @@ print(engine.info)
 # %%
 folder = shipped_vectors() / "sentiment"
 pairs = sl.ContrastPairs.from_jsonl(folder / "pairs.jsonl", group="group", split="train")
-for positive, negative in list(pairs)[:2]:
-    print("+", positive, "\n-", negative)
+pairs
+
+# %% [markdown]
+# A vector has a card that says where it comes from:
+
+# %%
 vectors = sl.extract(engine, pairs, method="mean_diff", layers=[10, 14], name="sentiment")
-print(vectors[14])
+vectors[14]
 
 # %% [markdown]
 # ## A plan
@@ -57,36 +58,33 @@ print(vectors[14])
 
 # %%
 plan = sl.Plan(sl.add(vectors[14], dose=0.2))
-print(plan)
+plan
 
 # %% [markdown]
 # `plan.scaled(k)` multiplies the whole plan, and 0 is the unedited model. With one seed, every scale gets the same
-# random draws, so texts differ by the plan and not by chance.
+# random draws, so texts differ by the plan and not by chance. Words that the first column lacks are marked.
 
 # %%
 prompts = ["The new café on the corner is", "I have to say that the concert was"]
 policy = sl.SamplingPolicy(temperature=0.7, top_p=0.9)
-texts = {}
-for scale in (-1.0, 0.0, 1.0):
-    generations = engine.generate(prompts, plan=plan.scaled(scale), policy=policy, max_new_tokens=20, seed=1)
-    texts[scale] = generations.texts
-    for prompt, text in zip(prompts, generations.texts, strict=True):
-        print(f"scale {scale:+.0f}: {prompt}{text!r}")
-    receipt = engine.receipts[0]
-assert texts[0.0] == engine.generate(prompts, policy=policy, max_new_tokens=20, seed=1).texts
+sampling = {"policy": policy, "max_new_tokens": 20, "seed": 1}
+unedited, down, up = (engine.generate(prompts, plan=plan.scaled(scale), **sampling) for scale in (0, -1, 1))
+assert unedited.texts == engine.generate(prompts, **sampling).texts
+sl.side_by_side(unedited, down, up, names=["scale 0", "scale −1", "scale +1"], prompts=prompts)
 
 # %% [markdown]
 # Samples show that something is odd, but they cannot decide whether a vector works: two prompts and one seed can show
 # anything. The assert says one thing for certain: scale 0 gives exactly the text of no plan at all.
 #
-# A receipt states what a plan really edited, counted inside the operator; `engine.receipts` holds those of the last
-# call. Below is the one of the first prompt at scale +1: the last prompt token and 19 of the 20 sampled ones, because
-# the last sampled token predicts nothing.
+# A receipt states what a plan really edited, counted inside the operator; every result holds those of its rows. Below
+# is the one of the first prompt at scale +1: the last prompt token and 19 of the 20 sampled ones, because the last
+# sampled token predicts nothing.
 
 # %%
-print(receipt)
+receipt = up.receipts[0]
 assert receipt.edits
 assert all(edit.edited == edit.expected == 20 for edit in receipt.edits)
+receipt
 
 # %% [markdown]
 # ## What changed, exactly
@@ -104,8 +102,8 @@ def margins(prompts, favourable, unfavourable, plan=None):
 
 
 unsteered, steered = (margins(prompts, " lovely", " dreadful", plan=arm) for arm in (None, plan))
-print(pd.DataFrame({"prompt": prompts, "unsteered": unsteered, "steered": steered}).round(3).to_string(index=False))
 assert (steered > unsteered).all()
+pd.DataFrame({"prompt": prompts, "unsteered": unsteered, "steered": steered}).round(2)
 
 # %% [markdown]
 # The margin rises on both prompts. The unsteered model has its own preference between the two words; only the
@@ -123,8 +121,7 @@ own = sl.Plan(sl.add(vectors[14], dose=DOSE))
 text = "The ferry leaves the harbour at seven and reaches the island an hour later. Tickets are sold on board."
 gain = (margins(prompts, " lovely", " dreadful", plan=own) - unsteered).mean()
 ratio = sl.perplexity(engine, text, plan=own).perplexity / sl.perplexity(engine, text).perplexity
-print(f"dose {DOSE:g}: margin {gain:+.2f} nats, perplexity of neutral text ×{ratio:.2f}")
-print(prompts[0] + engine.generate(prompts[:1], plan=own, policy=policy, max_new_tokens=20, seed=1).texts[0])
+f"dose {DOSE:g}: margin {gain:+.2f} nats, perplexity of neutral text ×{ratio:.2f}"
 
 # %% [markdown]
 # The same for several doses at once. Up to about 0.2 the margin grows while the cost stays small. Beyond that the cost
@@ -141,11 +138,11 @@ for dose in doses:
         {"dose": dose, "margin change": change, "ppl ratio": sl.perplexity(engine, text, plan=arm).perplexity / base}
     )
 sweep = pd.DataFrame(rows).set_index("dose")
-print(sweep.round(2))
 assert sweep["margin change"][0.0] == 0
 assert sweep["ppl ratio"][0.0] == 1
 assert sweep["margin change"][-0.2] < 0 < sweep["margin change"][0.2]
 assert sweep["ppl ratio"][0.8] > sweep["ppl ratio"][0.4] > sweep["ppl ratio"][0.2]
+sweep.round(2)
 
 # %% [markdown]
 # ## Your own pairs
@@ -171,7 +168,7 @@ with open("my_pairs.jsonl", "w", encoding="utf-8") as file:
 
 mine = sl.ContrastPairs.from_jsonl("my_pairs.jsonl", group="group")
 warmth = sl.extract(engine, mine, method="mean_diff", layers=[14], name="warmth")[14]
-print(warmth, f"from {len(mine)} pairs in {len(set(mine.groups))} groups")
+warmth
 
 # %% [markdown]
 # None of the words below occurs in a pair; otherwise the test would only show that the model can repeat. We look at
@@ -187,9 +184,9 @@ warm = sl.Plan(sl.add(warmth, dose=0.2))
 table = pd.DataFrame(
     {f"scale {k:+d}": margins(weather, " hot", " cool", plan=warm.scaled(k)) for k in (-1, 0, 1)}, index=weather
 )
-print(table.round(2).to_string())
 means = table.mean()
 assert means["scale -1"] < means["scale +0"] < means["scale +1"]
+table.round(2)
 
 # %% [markdown]
 # Averaged over the three prompts the margin moves as the pairs say. Eight pairs and three prompts are enough to see
@@ -208,31 +205,25 @@ test = sl.Targets.from_jsonl(folder / "targets.jsonl", split="test")
 items = test.take(np.unique(test.groups, return_index=True)[1].tolist())
 exp = sl.Experiment("first-steps", model=engine, seed=0, overwrite=True)
 effect = exp.effect(
-    sl.Plan(sl.add(vectors[14], dose=1.0)), items, doses=[-0.2, 0, 0.2], controls=sl.Controls(random=19)
+    sl.Plan(sl.add(vectors[14], dose=1.0)), items, [-0.2, 0, 0.2], controls=sl.Controls(random=19), neutral=[text]
 )
-print(effect)
-for reason in effect.reasons:
-    print("-", reason)
 assert effect.verdict == "effect"
 assert effect.slope > 1.5 * effect.null_slopes.slope.abs().mean()
+effect
 
 # %% [markdown]
 # The verdict needs both: an interval that excludes 0, and a slope larger than those of the random directions. The plot
-# shows the second: all nineteen of them lie inside the band.
-
-# %%
-_ = effect.plot()
-
-# %% [markdown]
+# shows the second: all nineteen of them lie inside the grey band.
+#
 # Everything measured is already in the run directory, and the report is one file that opens from disk. With more time,
 # use all test items, five doses, `Controls(random=20, shuffled=20)` and the pairs, as `steerlab demo` does; random
 # directions are one null, and vectors from flipped labels are another.
 
 # %%
 report = exp.report()
-print(report)
-assert "effect" in Path(report).read_text(encoding="utf-8")
+assert "effect" in report.read_text(encoding="utf-8")
 exp.close()
+report
 
 # %% [markdown]
 # ## Exercises

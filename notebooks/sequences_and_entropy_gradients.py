@@ -14,18 +14,19 @@
 # %% [markdown]
 # # Sequences and entropy gradients
 #
-# It takes about 900 seconds.
-#
 # How random is the model's output under the policy that really samples it? And how would that change if its parameters
 # moved? `SequenceProcessor` draws responses, scores them exactly under the sampling policy, and estimates the gradient
-# of the entropy of whole sequences. It does not change the Hugging Face model that it works on.
+# of the entropy of whole sequences. It does not change the Hugging Face model that it works on. All of it takes
+# about 45 seconds of processor time on two cores.
 
 # %%
 # %matplotlib inline
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from steerlab.experiment.plots import style
 from steerlab.models import resolve
@@ -37,6 +38,7 @@ from steerlab.sequences import (
     importance_weights,
 )
 
+disable_progress_bar()
 path = resolve("smollm2-135m").path
 model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(path)
@@ -53,12 +55,16 @@ processor = SequenceProcessor(model, tokenizer, config=config)
 # %%
 prompts = ["The capital of France is", "The name of the girl was"]
 sequences, logprobs, diagnostics = processor.generate_with_logprobs(prompts, G=16, seed=0, compute_rb=True)
-for b in range(2):
-    print(repr(prompts[b] + sequences.responses_text[b][0]))
 tokens = logprobs.to_frame().assign(policy_surprisal=lambda frame: -frame.log_q)
-print(tokens.head(3).round(3).to_string())
 assert not any(outside.any() for row in logprobs.outside_nucleus for outside in row)
 assert tokens.log_q.mean() > tokens.log_prob.mean()
+sequences
+
+# %% [markdown]
+# And what was measured of them:
+
+# %%
+logprobs
 
 # %% [markdown]
 # Every sampled token lies inside the nucleus that scored it, as the assert says. Many evaluations get this wrong: log p
@@ -76,11 +82,11 @@ assert tokens.log_q.mean() > tokens.log_prob.mean()
 sums = tokens.groupby(["prompt_index", "sample_index"])[["policy_surprisal", "rb_entropy"]].sum()
 sums.columns = ["naive", "RB"]
 table = sums.groupby("prompt_index").agg(["mean", "std", "sem"])
-print(table.round(2).to_string())
 spread = sums.groupby("prompt_index").std().mean()
 gap = (sums.naive - sums.RB).groupby("prompt_index").agg(["mean", "sem"])
 assert spread["RB"] < spread["naive"]
 assert (gap["mean"].abs() < 4 * gap["sem"]).all()
+table.round(2)
 
 # %% [markdown]
 # The means agree within their errors, and the spread of the RB column is smaller. The remaining spread is real:
@@ -149,14 +155,16 @@ direction = {name: torch.randn(weight.shape, generator=torch.Generator().manual_
 free = SequenceProcessor(model, tokenizer, config=GenerationConfig(max_new_tokens=8, tf_batch_size=16))
 drawn = free.generate_batched(["The weather today is"], 48, seed=0)
 at_zero = free.teacher_force_logprobs(drawn)
+moves = []
 for eta in (0.0, 0.02, 0.1):
     moved = free.teacher_force_logprobs(drawn, params_override=free.params_override(direction, eta))
     weights = importance_weights(moved, at_zero)
     size = weights.effective_sample_size
-    print(f"η = {eta:4}: mean weight {weights.weights.mean():.4f}, effective sample size {size:.1f}")
+    moves.append({"η": eta, "mean weight": weights.weights.mean(), "effective sample size": size})
     if eta == 0:
         assert np.allclose(weights.weights, 1, atol=1e-4)
 assert torch.equal(weight, before)
+pd.DataFrame(moves).set_index("η").round(3)
 
 # %% [markdown]
 # This processor samples the model's own distribution (temperature 1, no cut). With top-p below 1, weights other than 1
@@ -179,8 +187,8 @@ assert torch.equal(weight, before)
 one = SequenceProcessor(model, tokenizer, config=GenerationConfig(max_new_tokens=1, tf_batch_size=16))
 single = one.generate_batched(["The weather today is"], 8, seed=0)
 exact = check_entropy_gradient(one, single, entropy_gradient(one, single, names=[name]), direction, eta=0.01)
-print(f"predicted {exact.predicted:+.4f}, finite difference {exact.measured:+.4f} nats per unit of η")
 assert abs(exact.predicted - exact.measured) < 0.02 * abs(exact.predicted) + 0.01
+f"predicted {exact.predicted:+.4f}, finite difference {exact.measured:+.4f} nats per unit of η"
 
 # %% [markdown]
 # **With eight tokens** both sides are estimates. The finite difference re-measures the entropy at θ ± η·v on the same
@@ -189,13 +197,20 @@ assert abs(exact.predicted - exact.measured) < 0.02 * abs(exact.predicted) + 0.0
 
 # %%
 gradient = entropy_gradient(free, drawn, names=[name])
-print(f"H = {gradient.entropy:.2f} ± {gradient.entropy_std_error:.2f} nats a response, from {gradient.num_sequences}")
 check = check_entropy_gradient(free, drawn, gradient, direction, eta=0.01)
-print(f"predicted {check.predicted:+.2f}, measured {check.measured:+.2f} ± {check.measured_std_error:.2f}")
-print(f"effective sample size {check.effective_sample_size:.1f} of {gradient.num_sequences}")
 assert abs(check.predicted - check.measured) < 4 * check.measured_std_error
 assert check.effective_sample_size > 0.9 * gradient.num_sequences
 assert weight.grad is None
+pd.Series(
+    {
+        "entropy of a response (nats)": gradient.entropy,
+        "its standard error": gradient.entropy_std_error,
+        "change per unit of η, predicted": check.predicted,
+        "measured": check.measured,
+        "standard error of the measured": check.measured_std_error,
+        "effective sample size": check.effective_sample_size,
+    }
+).to_frame("value").round(2)
 
 # %% [markdown]
 # They agree, within an error that may be as large as the number itself: a random direction hardly changes the entropy,
@@ -211,10 +226,9 @@ size = gradient.gradient[name].norm()
 uphill = {name: gradient.gradient[name] / size * before.norm() / 100}
 fresh = free.generate_batched(["The weather today is"], 48, seed=1)
 climbed = check_entropy_gradient(free, fresh, gradient, uphill, eta=0.5)
-print(f"predicted on the old draws {climbed.predicted:+.2f}")
-print(f"measured on fresh ones {climbed.measured:+.2f} ± {climbed.measured_std_error:.2f} nats per step of 1 %")
 assert climbed.measured > 2 * climbed.measured_std_error
 assert climbed.measured < climbed.predicted
+f"predicted {climbed.predicted:+.2f}, fresh draws {climbed.measured:+.2f} ± {climbed.measured_std_error:.2f} nats"
 
 # %% [markdown]
 # A step of one per cent of the matrix's norm in this direction raises the entropy, on draws that the gradient has not

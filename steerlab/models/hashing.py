@@ -8,6 +8,7 @@ from pathlib import Path
 
 from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.core.files import write_atomic
+from steerlab.core.progress import progress
 from steerlab.models.cache import cache_root
 
 SAMPLED_OVER = 4 << 30
@@ -66,8 +67,6 @@ def file_hash(path: Path) -> str:
 def _digest(files: list[Path]) -> str:
     sha = hashlib.sha256()
     total = sum(file.stat().st_size for file in files)
-    from steerlab.display.progress import progress  # loads NumPy, which setting up a model does without
-
     with progress(total, "hash weights", "B", unit_scale=True) as bar:
         for file in files:
             sha.update(f"{file.name}\0{file.stat().st_size}\0".encode())

@@ -14,8 +14,8 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.progress import progress
 from steerlab.display import Facts, Histogram, Piece, Shown, Table, count, figure
-from steerlab.display.progress import progress
 from steerlab.measures.divergence import jensen_shannon, normalised_kl
 from steerlab.measures.nucleus import policy_log_probs
 from steerlab.measures.quantities import LogDistribution

@@ -13,9 +13,9 @@ import torch
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError
+from steerlab.core.progress import progress
 from steerlab.core.results import exp_or_inf
 from steerlab.display import Facts, Histogram, Piece, Shown, count, figure
-from steerlab.display.progress import progress
 from steerlab.measures.quantities import LogDistribution, TokenLogProb
 from steerlab.scoring.distributions import DistributionDtype, DistributionWriter, announce
 from steerlab.scoring.journal import Journal, Record

@@ -14,6 +14,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.not_finite import not_finite
 from steerlab.core.numbers import as_integer, shown
+from steerlab.core.progress import progress
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.core.seeds import SeedLike, check_seed
@@ -21,7 +22,6 @@ from steerlab.core.spelling import Continuation
 from steerlab.core.stopping import find_stop
 from steerlab.core.text import EncodedPrompt, PromptLike, as_prompts, encode_prompt
 from steerlab.core.token_sets import TokenSets
-from steerlab.display.progress import progress
 from steerlab.runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
 from steerlab.runtime.evaluation import evaluating
 from steerlab.runtime.growth import fresh_rows

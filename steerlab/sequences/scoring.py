@@ -11,8 +11,8 @@ from torch import Tensor
 
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.progress import progress
 from steerlab.core.receipts import Receipt
-from steerlab.display.progress import progress
 from steerlab.measures.nucleus import truncates
 from steerlab.runtime.decoding import eos_token_ids
 from steerlab.runtime.evaluation import evaluating

@@ -16,6 +16,7 @@ from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, reso
 from steerlab.core.not_finite import failed_prompts, not_finite
 from steerlab.core.numbers import as_integer, check_flag, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.progress import progress
 from steerlab.core.receipts import Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.core.seeds import SeedLike, check_seed, check_single_seed

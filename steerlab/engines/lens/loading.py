@@ -2,6 +2,9 @@
 
 import copy
 import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +71,8 @@ def load(
     logging.getLogger("transformer_lens").setLevel(logging.ERROR)
     wanted = _dtype(dtype)
     try:
-        bridge = TransformerBridge.boot_transformers(str(found.path), dtype=wanted, **placement)
+        with _no_bar_left_behind():
+            bridge = TransformerBridge.boot_transformers(str(found.path), dtype=wanted, **placement)
         own_tokenizer = tokenizer or _read_tokenizer(str(found.path))
     except Exception as error:  # whatever the libraries raise over damaged or unsupported files
         raise ModelNotFoundError(
@@ -84,6 +88,21 @@ def load(
         revision=found.revision,
         batch_tokens=batch_tokens,
     )
+
+
+@contextmanager
+def _no_bar_left_behind() -> Iterator[None]:
+    """Turns off transformers' bar over the weights where it would stay: anywhere but on a terminal."""
+    from transformers.utils import logging as transformers_logging
+
+    if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()
 
 
 def _share(model: Any, tokenizer: Any, batch_tokens: int) -> LensEngine:

@@ -106,7 +106,7 @@ def decimals(values: Iterable[Any]) -> int:
     if not known:
         return 0
     needed = max(len(f"{value:.6f}".rstrip("0").partition(".")[2]) for value in known)
-    return min(needed or _MOST, max(0, 2 - math.floor(math.log10(median(known)))), _MOST)
+    return min(needed, max(0, 2 - math.floor(math.log10(median(known)))), _MOST)
 
 
 def _figure(value: float, places: int) -> str:

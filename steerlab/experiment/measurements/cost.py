@@ -10,9 +10,9 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.progress import progress
 from steerlab.core.results import exp_or_inf
 from steerlab.core.text import PromptLike, as_prompts
-from steerlab.display.progress import progress
 from steerlab.experiment.blocks import Block, Section
 from steerlab.experiment.blocks.findings import frame_sections
 from steerlab.experiment.blocks.material import Material

@@ -14,9 +14,9 @@ from torch import Tensor
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.progress import progress
 from steerlab.core.spelling import token_text
 from steerlab.core.text import PromptLike
-from steerlab.display.progress import progress
 from steerlab.experiment.blocks import Block, Folded, Paragraph, Plots, Section, TokenText
 from steerlab.experiment.blocks.findings import conditions, frame_sections
 from steerlab.experiment.blocks.material import Material

@@ -15,10 +15,10 @@ from steerlab.core.errors import InputError
 from steerlab.core.hook_points import resolve_layer
 from steerlab.core.numbers import as_integer, as_list, as_number, check_number, shown
 from steerlab.core.policy import SamplingPolicy
+from steerlab.core.progress import progress
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.display import Piece, Shown, figure
-from steerlab.display.progress import progress
 from steerlab.experiment.blocks import Block, Plot, Plots, Section
 from steerlab.experiment.blocks.findings import Finding, finding_blocks, numbered
 from steerlab.experiment.blocks.material import Material

@@ -11,8 +11,8 @@ import pandas as pd
 
 from steerlab.core.errors import InputError
 from steerlab.core.hashing import content_hash
+from steerlab.core.progress import progress
 from steerlab.display import Piece, Remarks, Shown, Table
-from steerlab.display.progress import progress
 from steerlab.experiment.measurements.effect.comparisons import with_comparisons
 from steerlab.experiment.scaling.cell import SweepCell, effect_of
 from steerlab.experiment.scaling.folder import ROWS_FILE, SweepFolder, joined

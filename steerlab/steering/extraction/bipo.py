@@ -30,9 +30,9 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, VectorValueError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import as_integer, as_number, plain, shown
+from steerlab.core.progress import progress
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike, TargetLike
-from steerlab.display.progress import progress
 from steerlab.steering.positions.sets import Where
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import default as default_where

@@ -13,9 +13,9 @@ from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import check_site, resolve_layers
+from steerlab.core.progress import progress
 from steerlab.core.results import Activations, check_pool
 from steerlab.core.text import PromptLike
-from steerlab.display.progress import progress
 from steerlab.steering.positions.sets import Mask, Where
 from steerlab.steering.positions.where import WhereLike, as_where, last_prompt
 

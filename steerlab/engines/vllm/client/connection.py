@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from steerlab.core.errors import EngineError, InputError
-from steerlab.display.progress import progress
+from steerlab.core.progress import progress
 from steerlab.engines.vllm.client.log_file import log_of
 from steerlab.engines.vllm.client.plan_cache import PlanCache
 from steerlab.engines.vllm.client.processes import be_patient, descendants, end

@@ -12,9 +12,9 @@ import pandas as pd
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import InputError, PlanError, RunError
 from steerlab.core.numbers import check_number
+from steerlab.core.progress import progress
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
-from steerlab.display.progress import progress
 from steerlab.experiment.measurements.checks import check_doses, check_targets
 from steerlab.experiment.measurements.controls import Arm, Controls, check_pairs, control_arms, labels_made
 from steerlab.experiment.measurements.cost import perplexities

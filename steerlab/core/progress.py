@@ -1,5 +1,6 @@
 """Progress bars: one per call, with rate and time left, gone when the call ends."""
 
+import html
 import io
 import sys
 import threading
@@ -10,8 +11,6 @@ from typing import Any, Final
 
 from tqdm import tqdm
 from typing_extensions import override
-
-from steerlab.display.html import escaped
 
 DELAY: Final = 2.0
 """Seconds of work before a bar appears."""
@@ -72,7 +71,7 @@ class _NotebookBar(tqdm):
     def _html(self, text: str) -> str:
         place = f' value="{self.n}" max="{self.total}"' if self.total else ""
         counts = text.rpartition("|")[2] or text
-        return f"<label>{escaped(self.desc)} <progress{place}></progress> {escaped(counts)}</label>"
+        return f"<label>{html.escape(self.desc)} <progress{place}></progress> {html.escape(counts)}</label>"
 
 
 def _in_notebook() -> bool:

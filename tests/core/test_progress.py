@@ -9,11 +9,11 @@ import termios
 
 import pytest
 
-from steerlab.display import progress as module
-from steerlab.display.progress import progress
+from steerlab.core import progress as module
+from steerlab.core.progress import progress
 
 WORK = """
-from steerlab.display import progress as module
+from steerlab.core import progress as module
 module.DELAY = 0.0
 with module.progress(3, "outer", "arm") as bar:
     for _ in range(3):
