@@ -18,10 +18,17 @@ from steerlab.sequences.entropy_gradient import (
     entropy_along,
     entropy_gradient,
 )
+from steerlab.sequences.entropy_probe import EntropyProbe, Estimate, entropy_probe, moved_parameters
 from steerlab.sequences.importance import ImportanceWeights, importance_weights
 from steerlab.sequences.processor import SequenceProcessor
 from steerlab.sequences.rewards import tag_reward
 from steerlab.sequences.types import FEATURE_NAMES, BatchedSequences, LogprobResults
+from steerlab.sequences.update_direction import (
+    adam_second_moments,
+    group_advantages,
+    preconditioned,
+    update_direction,
+)
 
 __all__ = [
     "FEATURE_NAMES",
@@ -31,6 +38,8 @@ __all__ = [
     "DistributionDiagnostics",
     "EntropyAlong",
     "EntropyGradient",
+    "EntropyProbe",
+    "Estimate",
     "GenerationConfig",
     "GradientCheck",
     "ImportanceWeights",
@@ -40,11 +49,17 @@ __all__ = [
     "SequenceDiagnostics",
     "SequenceProcessor",
     "TokenStepDiagnostics",
+    "adam_second_moments",
     "check_entropy_gradient",
     "entropy_along",
     "entropy_gradient",
+    "entropy_probe",
+    "group_advantages",
     "importance_weights",
+    "moved_parameters",
+    "preconditioned",
     "register_dataset",
     "registered_datasets",
     "tag_reward",
+    "update_direction",
 ]
