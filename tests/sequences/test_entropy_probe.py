@@ -36,7 +36,7 @@ def exact_entropy(processor, sequences, v, eta):
 def test_slope_and_curvature_equal_those_of_the_enumerated_entropy(exact):
     processor, sequences, v = exact
     with _in_float64(processor):
-        h = 1e-3
+        h = 2e-4
         down, here, up = (exact_entropy(processor, sequences, v, eta) for eta in (-h, 0.0, h))
         along = _Along(processor, sequences, v, None, None)
         terms = derivative_terms(along, centred=False)
@@ -70,7 +70,7 @@ def test_samples_agree_with_the_truth(exact):
     with _in_float64(processor):
         at_zero = exact_entropy(processor, sequences, v, 0.0)
         truth = [exact_entropy(processor, sequences, v, eta) - at_zero for eta in etas]
-        h = 1e-3
+        h = 2e-4
         ends = [exact_entropy(processor, sequences, v, eta) for eta in (-h, h)]
     within(probe.entropy, at_zero)
     within(probe.slope, (ends[1] - ends[0]) / (2 * h))
