@@ -45,7 +45,7 @@ def variants():
     for dtype in DTYPES:
         unused = {"fp32": 0, "bf16": 16, "fp16": 13}[dtype]
         for divided in (False, True) if dtype == "fp32" else (False,):
-            sizes = {"BLOCK": top_p._BLOCK, "UNUSED": unused, "EVEN_PASSES": top_p._EVEN_PASSES}
+            sizes = {"BLOCK": top_p._BLOCK, "UNUSED": unused}
             yield top_p._edge_kernel, dtype, sizes | {"IS_DIVIDED": divided}, top_p._WARPS
         for edge, warm in itertools.product((False, True), repeat=2):
             flags = {"HAS_EDGE": edge, "IS_DIVIDED": warm and dtype == "fp32"}

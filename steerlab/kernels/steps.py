@@ -59,15 +59,16 @@ def _measures_kernel(
     lane = tl.full([BLOCK], -1e30, tl.float32)
     whole = tl.zeros([BLOCK], tl.float32)
     mass = tl.zeros([BLOCK], tl.float32)
-    moment = tl.zeros([BLOCK], tl.float32)
+    moment = tl.zeros([BLOCK], tl.float32)  # with z in units of log 2, as all of the loop
+    bits = inverse * 1.4426950408889634
     for first in range(0, width, DEPTH * BLOCK):
         ids = first + columns
         x = tl.load(start + ids, ids < width, float("-inf")).to(tl.float32)
         higher = tl.maximum(lane, tl.max(x, axis=0))
-        moved = tl.maximum((lane - higher) * inverse, -1e30)
-        z = tl.maximum((x - higher[None, :]) * inverse, -1e4)  # an exponent whose exponential is 0
-        w = tl.exp(z)
-        shrunk = tl.exp(moved)
+        moved = tl.maximum((lane - higher) * bits, -1e30)
+        z = tl.maximum((x - higher[None, :]) * bits, -1e4)  # an exponent whose power of 2 is 0
+        w = tl.exp2(z)
+        shrunk = tl.exp2(moved)
         if IS_WARM | HAS_EDGE:
             w_model = tl.exp(x - higher[None, :]) if IS_WARM else w
             whole = whole * (tl.exp(lane - higher) if IS_WARM else shrunk) + tl.sum(w_model, axis=0)
@@ -76,6 +77,7 @@ def _measures_kernel(
         moment = (moment + mass * moved) * shrunk + tl.sum(w * z, axis=0)
         mass = mass * shrunk + tl.sum(w, axis=0)
         lane = higher
+    moment *= 0.6931471805599453
     highest = tl.max(lane, axis=0)
     moved = tl.maximum((lane - highest) * inverse, -1e30)
     shrunk = tl.exp(moved)

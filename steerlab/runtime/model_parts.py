@@ -4,8 +4,10 @@ Nothing is assumed of a family that is not checked on the model itself: a short 
 with the model's own logits, and a model that they do not explain is refused by name.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,9 @@ from steerlab.core.errors import InputError
 from steerlab.core.not_finite import not_finite
 from steerlab.measures.log_probs import rows_not_finite
 from steerlab.runtime.evaluation import evaluating
+from steerlab.runtime.sharding import as_forward_of, is_sharded, unsharded_type
+
+T = TypeVar("T")
 
 _PROBE_TOKENS = 12
 
@@ -78,6 +83,17 @@ class ModelParts:
         """Where token ids go."""
         return self.causal.get_input_embeddings().weight.device
 
+    @cached_property
+    def is_sharded(self) -> bool:
+        """Whether torch's `fully_shard` keeps the parameters in shards."""
+        return is_sharded(self.root)
+
+    def in_forward(self, work: Callable[[], T]) -> T:
+        """The result of `work`, run as the model's forward, in which parameters of a sharded model are whole."""
+        if self.causal is self.root:
+            return as_forward_of(self.root, work)
+        return as_forward_of(self.root, lambda: as_forward_of(self.causal, work))
+
     @property
     def d_vocab(self) -> int:
         """Number of logits."""
@@ -124,7 +140,7 @@ def unwrapped(model: Any) -> nn.Module:
     """The model inside DistributedDataParallel, DataParallel and torch.compile wrappers.
 
     Raises:
-        InputError: if there is no Hugging Face causal language model inside, or its parameters are sharded.
+        InputError: if there is no Hugging Face causal language model inside, or its parameters are not here.
     """
     root = _wrappings(model)[-1]
     if not isinstance(root, nn.Module) or not hasattr(root, "get_output_embeddings"):
@@ -149,11 +165,11 @@ def _wrappings(model: Any) -> list[Any]:
 
 
 def _check_whole(root: nn.Module) -> None:
-    """Checks that the model itself and all of its parameters are in this process's memory.
+    """Checks that the model itself is here, and its parameters whole or sharded by torch itself.
 
     Raises:
         InputError: for an engine around a model, whose gradients would stay unsynchronised, and for parameters that are
-            sharded or elsewhere.
+            elsewhere.
     """
     away = [name for name, parameter in root.named_parameters() if parameter.is_meta]
     if away:
@@ -162,11 +178,11 @@ def _check_whole(root: nn.Module) -> None:
             "Scoring needs every parameter in memory; spread the model over more devices, or load it on the CPU."
         )
     inner = root._modules.get("module", root._modules.get("_fsdp_wrapped_module"))
-    sharded = any(type(parameter.data).__name__ == "DTensor" for parameter in root.parameters())
-    if sharded or hasattr(inner, "get_output_embeddings"):
+    if hasattr(inner, "get_output_embeddings"):
         raise InputError(
             f"{type(root).__name__} shards the model or wraps it in a way that is not known here. SequenceProcessor "
-            "takes the plain model, or one in DistributedDataParallel, DataParallel or torch.compile."
+            "takes the plain model, one sharded by torch's fully_shard (FSDP2), or one in DistributedDataParallel, "
+            "DataParallel or torch.compile."
         )
 
 
@@ -182,7 +198,7 @@ def find_parts(model: Any) -> ModelParts:
     if getattr(causal.config, "is_encoder_decoder", False):
         raise InputError(f"{_name(causal)} is an encoder-decoder model; SequenceProcessor takes causal models only.")
     head = causal.get_output_embeddings()
-    if type(head) is not nn.Linear:
+    if unsharded_type(head) is not nn.Linear:
         raise InputError(
             f"The head of {_name(causal)} is a {_path(head)}, not a plain torch Linear layer, so its logits cannot "
             "be made in chunks. Take adapters off the head, or merge them."
@@ -233,10 +249,14 @@ def _transforms(config: Any) -> list[LogitTransform]:
 def _probe(parts: ModelParts) -> float:
     """Largest difference of the parts' logits from the model's own, relative to the largest logit."""
     ids = torch.arange(1, _PROBE_TOKENS + 1, device=parts.device)[None] % parts.d_vocab
+
+    def put_together() -> Tensor:
+        hidden = parts.decoder(input_ids=ids, use_cache=False).last_hidden_state
+        return parts.transform(parts.head(hidden.to(parts.head.weight.device)))
+
     with evaluating(parts.causal), torch.autocast(parts.device.type, enabled=False):
         own = parts.causal(input_ids=ids, use_cache=False).logits
-        hidden = parts.decoder(input_ids=ids, use_cache=False).last_hidden_state
-        ours = parts.transform(parts.head(hidden.to(parts.head.weight.device)))
+        ours = parts.in_forward(put_together)
     if bool(rows_not_finite(own).any()):
         raise not_finite(f"The logits of {_name(parts.causal)}", own.dtype)
     difference = (own.float() - ours.float().to(own.device)).abs().max()

@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from steerlab.core.hashing import HASH_LENGTH
 from steerlab.models import weights_hash
+from steerlab.runtime.sharding import whole
 
 
 def hash_of_weights(model: Any) -> str:
@@ -33,7 +34,7 @@ def _equals_files(model: Any, files: list[Path]) -> bool:
             for name in stored.keys():
                 if name in own:
                     value = stored.get_tensor(name)
-                    here = own[name].detach().cpu()
+                    here = whole(own[name]).cpu()
                     if value.shape != here.shape or not torch.equal(value.to(here.dtype), here):
                         return False
                     seen.add(name)
@@ -45,5 +46,5 @@ def parameters_hash(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode())
-        digest.update(parameter.detach().to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(whole(parameter).to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:HASH_LENGTH]

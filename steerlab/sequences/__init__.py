@@ -18,6 +18,7 @@ from steerlab.sequences.entropy_gradient import (
     entropy_along,
     entropy_gradient,
 )
+from steerlab.sequences.entropy_probe import EntropyProbe, Estimate, entropy_probe, moved_parameters
 from steerlab.sequences.importance import (
     ImportanceWeights,
     RatioHealth,
@@ -29,6 +30,12 @@ from steerlab.sequences.importance import (
 from steerlab.sequences.processor import SequenceProcessor
 from steerlab.sequences.rewards import rewards_of, tag_reward
 from steerlab.sequences.types import FEATURE_NAMES, BatchedSequences, LogprobResults
+from steerlab.sequences.update_direction import (
+    adam_second_moments,
+    group_advantages,
+    preconditioned,
+    update_direction,
+)
 
 __all__ = [
     "FEATURE_NAMES",
@@ -38,6 +45,8 @@ __all__ = [
     "DistributionDiagnostics",
     "EntropyAlong",
     "EntropyGradient",
+    "EntropyProbe",
+    "Estimate",
     "GenerationConfig",
     "GradientCheck",
     "ImportanceWeights",
@@ -49,14 +58,20 @@ __all__ = [
     "SequenceDiagnostics",
     "SequenceProcessor",
     "TokenStepDiagnostics",
+    "adam_second_moments",
     "check_entropy_gradient",
     "entropy_along",
     "entropy_gradient",
+    "entropy_probe",
+    "group_advantages",
     "importance_weights",
+    "moved_parameters",
+    "preconditioned",
     "ratio_summary",
     "register_dataset",
     "registered_datasets",
     "rewards_of",
     "tag_reward",
     "token_ratios",
+    "update_direction",
 ]

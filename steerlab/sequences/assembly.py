@@ -101,6 +101,10 @@ class Assembly:
         log_qs = found["log_qs"]
         return found["entropies"].sum() + (log_qs * credit.to(log_qs)).sum()
 
+    def log_q(self, b: int) -> Tensor:
+        """Σ_k log q_k of response (b, 0), with its graph."""
+        return self._row(b, 0)["log_qs"].sum()
+
     def _columns(self, b: int, g: int) -> dict[str, Any]:
         """Every diagnostic of a response by name, arrays [T]."""
         found = self._row(b, g)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from steerlab.core.errors import InputError
 from steerlab.runtime.evaluation import evaluating
+from steerlab.sequences.assembly import Assembly
 from steerlab.sequences.importance import importance_weights
 from steerlab.sequences.scoring import ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults, Support
@@ -253,16 +254,49 @@ def _accumulate(
     plan: PlanArgument,
     support: Support,
 ) -> dict[str, Tensor]:
-    """Gradients of Σ share·(Σ_k H_k + Σ_k log q_k·credit_k), one backward pass per batch."""
+    """Gradients of Σ share·(Σ_k H_k + Σ_k log q_k·credit_k)."""
+    shared = dict(zip(places, shares, strict=True))
+
+    def term(assembly: Assembly, k: int, place: Place) -> Tensor:
+        return shared[place] * assembly.surrogate(k, torch.from_numpy(credit[place]))
+
+    filled = [place for place in places if len(credit[place])]
+    return summed_gradients(processor, sequences, filled, term, names, tf_batch_size, plan, support)
+
+
+def summed_gradients(
+    processor: "SequenceProcessor",
+    sequences: BatchedSequences,
+    places: Sequence[Place],
+    term: Callable[[Assembly, int, Place], Tensor],
+    names: Sequence[str] | None,
+    tf_batch_size: int | None,
+    plan: PlanArgument,
+    support: Support = "recomputed",
+) -> dict[str, Tensor]:
+    """Gradients by parameters of a sum over responses, one backward pass per batch; `.grad` is not touched.
+
+    Args:
+        processor: the processor.
+        sequences: what to score.
+        places: responses (b, g) that take part, none of them empty.
+        term: a response's term, from the batch's assembly, its place in the batch and (b, g).
+        names: parameters; None means all that require gradients.
+        tf_batch_size: rows per backward pass.
+        plan: as in `teacher_force_logprobs`.
+        support: as in `teacher_force_logprobs`.
+    """
+    if processor.parts.is_sharded:
+        raise InputError(
+            "The parameters of a model sharded by fully_shard are whole inside a pass only, so no gradient can be "
+            "taken by them here; score with_grad=True and call backward() on a loss."
+        )
     chosen = _parameters(processor, names)
     total = {name: torch.zeros_like(parameter) for name, parameter in chosen.items()}
     size = tf_batch_size or processor.config.generation.tf_batch_size
-    shared = dict(zip(places, shares, strict=True))
     with evaluating(processor.parts.root), torch.enable_grad():
         for start in range(0, len(places), size):
-            batch = [place for place in places[start : start + size] if len(credit[place])]
-            if not batch:
-                continue
+            batch = places[start : start + size]
             plans = [plan[b] for b, _ in batch] if isinstance(plan, list | tuple) else plan
             request = ScoringRequest(
                 with_grad=True,
@@ -273,9 +307,7 @@ def _accumulate(
                 support=support,
             )
             assembly, _ = processor.scorer.run(sequences.select(batch), request)
-            terms = [
-                shared[place] * assembly.surrogate(k, torch.from_numpy(credit[place])) for k, place in enumerate(batch)
-            ]
+            terms = [term(assembly, k, place) for k, place in enumerate(batch)]
             found = torch.autograd.grad(torch.stack(terms).sum(), list(chosen.values()), allow_unused=True)
             for name, gradient in zip(chosen, found, strict=True):
                 if gradient is not None:

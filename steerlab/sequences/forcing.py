@@ -18,6 +18,7 @@ from steerlab.core.token_sets import TokenSets
 from steerlab.runtime.arguments import optional_arguments
 from steerlab.runtime.model_parts import ModelParts
 from steerlab.runtime.rows import right_padded
+from steerlab.runtime.sharding import as_forward_of, is_distributed, is_sharded
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
 from steerlab.sequences.head import HeadResult, HeadSpec, measure_head
 from steerlab.sequences.plan_resolver import PlanResolver, apply_plan
@@ -81,10 +82,7 @@ class Forcing:
             for row in rows
         ]
         run = PlanRun(assigned.plan, len(rows), contents)
-        hidden, weight, bias, tokens = self._final_states(rows, run)
-        replayed = [row.support for row in rows if row.support is not None]
-        supports = TokenSets.joined(replayed) if replayed else None
-        result = measure_head(self.spec, hidden, weight, bias, tokens, supports)
+        result = HeadResult(**self.parts.in_forward(lambda: self._measured(rows, run)))
         receipts = run.receipts(
             token_ids=[row.run_ids for row in rows],
             prompt_lens=[len(row.prompt_ids) for row in rows],
@@ -94,9 +92,23 @@ class Forcing:
         )
         return result, receipts
 
+    def _measured(self, rows: Sequence[ForcedRow], run: PlanRun) -> dict[str, Any]:
+        """The fields of the result, a plain dictionary, which hooks of a sharded model can look into."""
+        hidden, weight, bias, tokens = self._final_states(rows, run)
+        replayed = [row.support for row in rows if row.support is not None]
+        supports = TokenSets.joined(replayed) if replayed else None
+        if not is_sharded(self.parts.head):
+            return vars(measure_head(self.spec, hidden, weight, bias, tokens, supports))
+        head = self.parts.head  # its weight is whole in its own forward only
+        return as_forward_of(
+            head, lambda given: vars(measure_head(self.spec, given, head.weight, head.bias, tokens, supports)), hidden
+        )
+
     def _final_states(self, rows: Sequence[ForcedRow], run: PlanRun) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Final hidden states where a token is predicted, the head's weight and bias as they ran, and those tokens."""
-        ids, valid = right_padded([row.run_ids for row in rows], self.parts.device)
+        # ids with the last one, which predicts nothing, so that what follows each is at hand where they are
+        given, there = right_padded([(*row.prompt_ids, *row.response_ids) for row in rows], self.parts.device)
+        ids, following, valid = given[:, :-1].contiguous(), given[:, 1:], there[:, 1:]
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         lens = torch.tensor([len(row.prompt_ids) for row in rows], device=ids.device)
         run.begin(RowPositions(positions.masked_fill(~valid, -1), lens, token_ids=ids))
@@ -110,9 +122,9 @@ class Forcing:
             else:
                 named = {f"root.{name}": value for name, value in self.state.items()}
                 hidden, weight, bias = torch.func.functional_call(carrier, named, (ids, positions))
-        # made while the decoder is still at work on a GPU, which is waited for only then
-        tokens = torch.tensor([token for row in rows for token in row.response_ids], device=weight.device)
-        predicting = (valid & (positions >= lens[:, None] - 1)).to(hidden.device)
+        predicting = valid & (positions >= lens[:, None] - 1)
+        tokens = following[predicting].to(weight.device)
+        predicting = predicting.to(hidden.device)
         broken = predicting & ~hidden.detach().isfinite().all(dim=-1)
         if bool(broken.any()):
             row = rows[int(broken.any(dim=-1).nonzero()[0])]
@@ -135,4 +147,5 @@ class _Carrier(nn.Module):
         known = {"position_ids": positions, "use_cache": False}
         options = {name: known[name] for name in optional_arguments(parts.decoder, *known)}
         hidden = parts.decoder(input_ids=ids, **options).last_hidden_state
+        hidden = hidden.full_tensor() if is_distributed(hidden) else hidden
         return hidden, parts.head.weight, parts.head.bias

@@ -19,6 +19,7 @@ from steerlab.measures.steps import SHAPE_FIELDS, PolicySteps, policy_steps, pol
 from steerlab.measures.supports import masks_of, replayed_gradient, replayed_steps
 from steerlab.runtime.model_parts import LogitTransform
 from steerlab.sequences.fused_head import FusedHead, Wants, is_fused
+from steerlab.sequences.sharded_head import VocabularyShards, local_head
 
 CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
 """Bytes of one chunk of logits, by device, where no kernels run; some half dozen arrays of this size live at once."""
@@ -58,13 +59,13 @@ class HeadSpec:
         """What is measured besides log p, log q and entropy."""
         return (SHAPE_FIELDS if self.with_shape else ()) + ((FLIPPED,) if self.with_flips else ())
 
-    def rows_at_once(self, weight: Tensor) -> int:
+    def rows_at_once(self, weight: Tensor, d_vocab: int) -> int:
         """Rows of one chunk."""
         if self.chunk_rows is not None:
             return self.chunk_rows
         width = 8 if torch.float64 in (self.measure_dtype, weight.dtype) else 4
         budget = CHUNK_BYTES.get(weight.device.type, CHUNK_BYTES["cuda"])
-        return max(1, budget // (width * weight.shape[0]))
+        return max(1, budget // (width * d_vocab))
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The model's logits of some rows."""
@@ -102,9 +103,11 @@ def measure_head(
     On the given supports, or else on the nuclei that the logits have.
 
     The nucleus counts as fixed under differentiation, as its members change only at isolated points. The gradient of
-    log q is 0 for a token outside the nucleus, where log q is −inf.
+    log q is 0 for a token outside the nucleus, where log q is −inf. A `DTensor` weight may have its vocabulary sharded
+    over processes, which then all have the same rows.
     """
-    found = _Head.apply(spec, hidden, weight, bias, tokens, supports)
+    local, offset, shards = local_head(weight, bias)
+    found = _Head.apply(spec, hidden, local, offset, tokens, supports, shards)
     log_probs, log_qs, entropies, extras = found  # pyright: ignore[reportGeneralTypeIssues]
     return HeadResult(log_probs, log_qs, entropies, dict(zip(spec.extras, extras, strict=bool(spec.extras))))
 
@@ -121,15 +124,17 @@ class _Head(torch.autograd.Function):
         bias: Tensor | None,
         tokens: Tensor,
         supports: TokenSets | None,
+        shards: VocabularyShards | None,
     ) -> Any:
         with torch.autocast(weight.device.type, enabled=False):
             cast = _in_compute_dtype(spec, hidden, weight, bias)
-            if supports is None and is_fused(cast[1], spec.measure_dtype, spec.with_shape):
+            if supports is None and shards is None and is_fused(cast[1], spec.measure_dtype, spec.with_shape):
                 return _forward_fused(ctx, spec, hidden, weight, bias, tokens)
-            measured = [_measure(spec, *cast, tokens, supports, p) for p in _parts(spec, weight, len(hidden))]
+            parts = _parts(spec, weight, shards, len(hidden))
+            measured = [_measure(spec, *cast, tokens, supports, part, shards) for part in parts]
         found, flips = zip(*measured, strict=True)
         edges = None if found[0].edges is None else torch.cat([one.edges for one in found if one.edges is not None])
-        ctx.spec, ctx.measured, ctx.supports = spec, None, supports
+        ctx.spec, ctx.measured, ctx.supports, ctx.shards = spec, None, supports, shards
         ctx.save_for_backward(hidden, weight, bias, tokens, edges)
         ctx.set_materialize_grads(False)
         extras = [
@@ -153,19 +158,21 @@ class _Head(torch.autograd.Function):
         to_bias = torch.zeros_like(bias, dtype=summed) if wants_bias else None
         with torch.autocast(weight.device.type, enabled=False):
             rows, matrix, offset = _in_compute_dtype(ctx.spec, hidden, weight, bias)
-            for part in _parts(ctx.spec, weight, len(hidden)):
+            for part in _parts(ctx.spec, weight, ctx.shards, len(hidden)):
                 by = [None if g is None else g[part] for g in gradients[:3]]
                 edge = None if edges is None else edges[part]
                 supports = None if ctx.supports is None else ctx.supports[part]
-                gradient = _pulled_back(ctx.spec, rows[part], matrix, offset, tokens[part], edge, supports, by)
+                gradient = _pulled_back(
+                    ctx.spec, rows[part], matrix, offset, tokens[part], edge, supports, by, ctx.shards
+                )
                 if to_hidden is not None:
-                    to_hidden[part] = gradient @ matrix
+                    to_hidden[part] = gradient @ matrix if ctx.shards is None else ctx.shards.summed(gradient @ matrix)
                 if to_weight is not None:
                     _add_product(to_weight, gradient.T, rows[part])
                 if to_bias is not None:
                     to_bias += gradient.sum(dim=0, dtype=summed)
         to_weight = None if to_weight is None else to_weight.to(weight.dtype)
-        return None, to_hidden, to_weight, None if to_bias is None else to_bias.to(bias.dtype), None, None
+        return None, to_hidden, to_weight, None if to_bias is None else to_bias.to(bias.dtype), None, None, None
 
 
 def _forward_fused(
@@ -191,7 +198,7 @@ def _backward_fused(ctx: Any, gradients: Sequence[Any]) -> tuple[Tensor | None, 
         wants = Wants(*ctx.needs_input_grad[1:4])
         found = head.pull_back(rows.contiguous(), tokens, ctx.measured, (by_log_p, by_log_q, by_entropy), wants)
     given = ((found.hidden, hidden), (found.weight, weight), (found.bias, bias))
-    return None, *(None if g is None else g.to(of.dtype) for g, of in given), None, None
+    return None, *(None if g is None else g.to(of.dtype) for g, of in given), None, None, None
 
 
 def _measure(
@@ -202,9 +209,10 @@ def _measure(
     tokens: Tensor,
     supports: TokenSets | None,
     part: slice,
+    shards: VocabularyShards | None,
 ) -> tuple[PolicySteps, Tensor]:
     """What is measured of some rows, and whether their nuclei differ from their supports; [0] if nobody asks."""
-    logits = spec.logits(hidden[part], weight, bias)
+    logits = _whole_logits(spec, hidden[part], weight, bias, shards)
     eos = torch.tensor(spec.eos_ids, dtype=torch.long, device=logits.device)
     options: dict[str, Any] = {"dtype": spec.measure_dtype, "with_shape": spec.with_shape, "eos_ids": eos}
     if supports is None:
@@ -225,16 +233,26 @@ def _pulled_back(
     edges: Tensor | None,
     supports: TokenSets | None,
     by: Sequence[Tensor | None],
+    shards: VocabularyShards | None,
 ) -> Tensor:
-    """The gradient by the head's raw output, from those by log p, log q and entropy."""
-    logits = spec.logits(hidden, weight, bias)
+    """The gradient by this process's raw output of the head, from those by log p, log q and entropy."""
+    logits = _whole_logits(spec, hidden, weight, bias, shards)
     given: dict[str, Any] = {"by_log_probs": by[0], "by_log_qs": by[1], "by_entropies": by[2]}
     given["dtype"] = spec.measure_dtype
     if supports is None:
         gradient = policy_steps_gradient(logits, tokens, spec.policy, edges, **given)
     else:
         gradient = replayed_gradient(logits, tokens, spec.policy, masks_of(supports, logits.device), **given)
+    if shards is not None:
+        gradient, logits = gradient[:, shards.own], logits[:, shards.own]
     return spec.transform.pull_back(gradient, logits).to(weight.dtype)
+
+
+def _whole_logits(
+    spec: HeadSpec, hidden: Tensor, weight: Tensor, bias: Tensor | None, shards: VocabularyShards | None
+) -> Tensor:
+    logits = spec.logits(hidden, weight, bias)
+    return logits if shards is None else shards.gathered(logits)
 
 
 def _in_compute_dtype(
@@ -252,6 +270,6 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-def _parts(spec: HeadSpec, weight: Tensor, n_rows: int) -> list[slice]:
-    size = spec.rows_at_once(weight)
+def _parts(spec: HeadSpec, weight: Tensor, shards: VocabularyShards | None, n_rows: int) -> list[slice]:
+    size = spec.rows_at_once(weight, weight.shape[0] if shards is None else shards.d_vocab)
     return [slice(start, start + size) for start in range(0, n_rows, size)]

@@ -143,7 +143,8 @@ class PlanResolver:
         with ExitStack() as stack, evaluating(self.parts.causal):
             for layer in self.layers:
                 stack.callback(install(layer, lambda value: seen.append(value)).remove)
-            self.parts.decoder(input_ids=ids.to(self.parts.device), use_cache=False)
+            given = ids.to(self.parts.device)
+            self.parts.in_forward(lambda: self.parts.decoder(input_ids=given, use_cache=False))
         return seen
 
     @torch.no_grad()
@@ -156,7 +157,7 @@ class PlanResolver:
                 stack.callback(install_input_hook(layer, lambda value: before.append(value.clone())).remove)
                 stack.callback(install_output_hook(layer, lambda value: after.append(value.clone())).remove)
             # not output_hidden_states=True: that would leave hooks of transformers' own on the model
-            self.parts.decoder(input_ids=ids, use_cache=False)
+            self.parts.in_forward(lambda: self.parts.decoder(input_ids=ids, use_cache=False))
         alike = len(before) == len(after) == len(layers) and all(map(_equal, after, before[1:]))
         if not alike:
             raise InputError(

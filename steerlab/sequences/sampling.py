@@ -141,6 +141,11 @@ class Sampler:
     def _from_model(
         self, encoded: Sequence[EncodedPrompt], request: SamplingRequest
     ) -> tuple[list[SampledRow], list[Receipt]]:
+        if self.parts.is_sharded:
+            raise InputError(
+                "A model sharded by fully_shard cannot draw responses here: the processes would have to make equally "
+                "many steps. Draw through an engine with the same weights (engine=), and score on the sharded model."
+            )
         rules = rules_of(self.parts, self.tokenizer, request.stop, self.config.max_new_tokens)
         jobs = generation_jobs(
             [prompt.token_ids for prompt in encoded], request.n, request.seed, self.config.max_new_tokens

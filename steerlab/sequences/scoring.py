@@ -25,6 +25,7 @@ from steerlab.sequences.head import HeadResult, HeadSpec
 from steerlab.sequences.overrides import Overrides
 from steerlab.sequences.plan_resolver import PlanResolver
 from steerlab.sequences.precision import active_dropout, precise
+from steerlab.sequences.sharded_passes import check_as_it_is, joined, passes_for_others
 from steerlab.sequences.types import BatchedSequences, Support
 from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, group_by_plan
 
@@ -98,14 +99,19 @@ class Scorer:
                 stack.enter_context(evaluating(self.parts.root))
             forcing = self._forcing(request, sequences.n_prompts)
             batches = _batches(rows, assigned, request.rows_at_once)
+            n_batches = len(batches)
+            if self.parts.is_sharded:
+                batches += passes_for_others(self.parts, batches)
 
             def work() -> list[dict[str, Any]]:
                 return _in_turn(forcing, batches, receipts)
 
             averager = self.parts.averager if request.with_grad and request.averaged else None
             results = work() if averager is None else inside_forward(averager, work)
-            for (batch, _), result in zip(batches, results, strict=True):
+            results = joined(results) if self.parts.is_sharded else results
+            for (batch, _), result in zip(batches[:n_batches], results[:n_batches], strict=True):
                 assembly.take(batch, HeadResult(**result))
+        receipts = [receipt for receipt in receipts if receipt.row_index >= 0]
         receipts.sort(key=lambda receipt: receipt.row_index)
         assembly.receipts = tuple(receipts)
         return assembly, receipts
@@ -138,7 +144,11 @@ class Scorer:
 
     def _state(self, request: ScoringRequest) -> dict[str, Tensor] | None:
         """What to run with; None for the live model as it is."""
-        if request.params is None and request.buffers is None and request.with_grad:
+        given = request.params is not None or request.buffers is not None
+        if self.parts.is_sharded:
+            check_as_it_is(self.parts, self.config.precision.func_override, given)
+            return None
+        if not given and request.with_grad:
             return None
         own = self.overrides
         state = (

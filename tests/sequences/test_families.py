@@ -154,19 +154,6 @@ def test_offloaded_parameters_are_refused(make_model, tokenizer):
         SequenceProcessor(make_model().to("meta"), tokenizer)
 
 
-def test_sharded_parameters_are_refused(make_model, tokenizer, tmp_path):
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo", f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
-    try:
-        mesh = dist.init_device_mesh("cpu", (1,))
-        with pytest.raises(InputError, match="FSDPLlamaForCausalLM shards the model"):
-            SequenceProcessor(fully_shard(make_model(), mesh=mesh), tokenizer)
-    finally:
-        dist.destroy_process_group()
-
-
 class LowRank(torch.nn.Module):
     """A linear layer with a low-rank adapter on it."""
 

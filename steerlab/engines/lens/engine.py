@@ -23,7 +23,6 @@ from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
 from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, EncodedPair, PromptLike
 from steerlab.display import Piece, Shown
-from steerlab.display.progress import progress
 from steerlab.engines.lens.backends import BridgedModel, embedding_device, exact_backend, plain_model
 from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.generating import GenerationTask, stop_rules
