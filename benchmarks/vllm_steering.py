@@ -474,7 +474,10 @@ def check_plans(width: int) -> list:
         [sl.rotate(v(2, 2), v(2, 3), angle=0.5, norm="keep", schedule=sl.schedule.linear(1.0, -1.0, over=8))],
         [Edit(Feature(), v(1, 4), w.all())],
         [sl.add(v(1, 5, "attn_out"), coef=0.5), sl.ablate(v(2, 5, "mlp_out"), where=w.all())],
-        [sl.add(v(1, 6, "resid_mid"), coef=1.0, where=w.all()), sl.rotate(v(1, 6, "mlp_out"), v(1, 7), angle=1.0)],
+        [
+            sl.add(v(1, 6, "resid_mid"), coef=1.0, where=w.all()),
+            sl.rotate(v(1, 6, "mlp_out"), v(1, 7, "mlp_out"), angle=1.0),
+        ],
         [sl.add(v(1, 7), coef=2.0, when=passes)],
         [sl.add(v(2, 7), coef=2.0, when=fails)],
         [sl.add(v(2, 8), coef=2.0, when=passes | fails, norm="keep")],
