@@ -3,6 +3,7 @@
     python benchmarks/vllm_steering.py --check              # correctness on a small float32 model, any device
     python benchmarks/vllm_steering.py                      # throughput, 1B Llama shape, on a GPU
     python benchmarks/vllm_steering.py --tensor-parallel 2
+    python benchmarks/vllm_steering.py --form rotate --site attn_out --one-layer
 
 Three engines are alive at once on the same device: stock vLLM, one wired layer, all layers wired; with `--hotwire` (and
 `pip install hotwire-vllm`) a fourth, that plugin's, which adds vectors at one layer. Each round runs the same requests
@@ -47,6 +48,7 @@ SHAPES = {
         "initializer_range": 0.1,
     },
 }
+FORMS = ("add", "set", "rotate", "keep", "schedule", "condition")
 STOCK = "stock"
 TIE = 0.02
 """Nats; TF32, in which vLLM's attention multiplies float32 on a GPU, moves the logits of the small model by as much."""
@@ -72,6 +74,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="profile one steered call, all layers wired")
     parser.add_argument("--hotwire", action="store_true", help="the plugin hotwire-vllm in the same rounds")
     parser.add_argument("--one-layer", action="store_true", help="without the engine whose every layer is wired")
+    parser.add_argument("--form", default="add", choices=FORMS, help="what every request's edits are")
+    parser.add_argument("--site", default="resid_post", help="where they are; only this site is wired")
+    parser.add_argument("--conditions", type=int, default=2, help="max_conditions of the engines")
     parser.add_argument("--shape", default="1b", choices=SHAPES)
     parser.add_argument("--model", help="a model directory; by default a random one is made")
     parser.add_argument("--requests", type=int, default=256)
@@ -240,9 +245,16 @@ def steered_arms(
 
     os.environ["VLLM_PLUGINS"] = "steerlab"
     engine = stack.enter_context(
-        VLLMEngine(options.model, layers=layers, capture_tokens=512, **engine_arguments(options))
+        VLLMEngine(
+            options.model,
+            layers=layers,
+            sites=[options.site],
+            max_conditions=options.conditions,
+            capture_tokens=512,
+            **engine_arguments(options),
+        )
     )
-    plans = make_plans(layers, SHAPES[options.shape]["hidden_size"], options.requests)
+    plans = make_plans(layers, SHAPES[options.shape]["hidden_size"], options)
     given = {"unsteered": None, "dose 0": [plan.scaled(0.0) for plan in plans], "steered": plans}
     run, prompts = generator(engine, options), make_prompts(options)
     return [
@@ -294,24 +306,30 @@ def make_prompts(options: argparse.Namespace) -> list[list[int]]:
     ]
 
 
-def make_plans(layers: list[int], width: int, count: int) -> list:
-    """A plan per request: another vector at every layer."""
+def make_plans(layers: list[int], width: int, options: argparse.Namespace) -> list:
+    """A plan per request: an edit of the form asked for along another vector at every layer."""
     import torch
 
-    from steerlab.steering.operators import add
-    from steerlab.steering.plan import Plan
-    from steerlab.steering.vectors import SteeringVector
+    import steerlab as sl
 
     generator = torch.Generator().manual_seed(0)
-    return [
-        Plan(
-            *(
-                add(SteeringVector.from_tensor(torch.randn(width, generator=generator), layer=layer), coef=0.5)
-                for layer in layers
-            )
-        )
-        for _ in range(count)
-    ]
+
+    def v(layer: int):
+        return sl.SteeringVector.from_tensor(torch.randn(width, generator=generator), layer=layer, site=options.site)
+
+    makers = {
+        "add": lambda layer: sl.add(v(layer), coef=0.5),
+        "set": lambda layer: sl.set(v(layer), 0.5),
+        "rotate": lambda layer: sl.rotate(v(layer), v(layer), angle=0.2),
+        "keep": lambda layer: sl.add(v(layer), coef=0.5, norm="keep"),
+        "schedule": lambda layer: sl.add(v(layer), coef=0.5, schedule=sl.schedule.decay(64)),
+        "condition": lambda layer: sl.add(v(layer), coef=0.5, when=when),
+    }
+    plans = []
+    for _ in range(options.requests):
+        when = sl.when(v(layers[0]), above=0.0)
+        plans.append(sl.Plan(*map(makers[options.form], layers)))
+    return plans
 
 
 def report(arms: list[Arm], options: argparse.Namespace) -> None:
@@ -358,14 +376,16 @@ def check(options: argparse.Namespace) -> None:
     from steerlab.engines.vllm import VLLMEngine
 
     width, layers = SHAPES["small"]["hidden_size"], [1, 2, 3]
-    prompts = [[(37 * row + 11 * i) % 500 for i in range(70 + 5 * row)] for row in range(8)]
     plans = check_plans(width)
+    prompts = [[(37 * row + 11 * i) % 500 for i in range(70 + 5 * (row % 8))] for row in range(len(plans))]
     with VLLMEngine(
         options.model,
         layers=layers,
+        sites=["attn_out", "resid_mid", "mlp_out", "resid_post"],
+        max_conditions=3,
         dtype="float32",
         skip_tokenizer_init=True,
-        max_num_seqs=8,
+        max_num_seqs=len(plans),
         tensor_parallel_size=options.tensor_parallel,
         gpu_memory_utilization=0.5,
         enforce_eager=options.eager,
@@ -374,6 +394,8 @@ def check(options: argparse.Namespace) -> None:
         run = generator(engine, argparse.Namespace(tokens=24))
         mixed = run(prompts, plans)
         receipts = [[(edit.edited, edit.expected) for edit in receipt.edits] for receipt in engine.receipts]
+        passed = [edit.condition_passed for receipt in engine.receipts for edit in receipt.edits]
+        passed = [answer for answer in passed if answer is not None]
         alone = [run([prompt], [plan])[0] for prompt, plan in zip(prompts, plans, strict=True)]
         again = [run([prompt], [plan])[0] for prompt, plan in reversed(list(zip(prompts, plans, strict=True)))][::-1]
         plain = run(prompts, None)
@@ -383,7 +405,7 @@ def check(options: argparse.Namespace) -> None:
     unsteered = [reference(options.model, p, None, 24) for p in prompts]
     deviation = max(
         float((read.of(row, layer) - expected[row][1][layer]).abs().max() / expected[row][1][layer].abs().max())
-        for row in range(8)
+        for row in range(len(plans))
         for layer in layers
     )
     # vLLM's attention kernels multiply float32 as TF32 on a GPU, whatever the precision of other products is set to
@@ -394,8 +416,9 @@ def check(options: argparse.Namespace) -> None:
         "in another order, with a warm cache, too": again == mixed,
         "unsteered rows are the model's own": all(starmap(follows, zip(plain, unsteered, strict=True))),
         "dose 0 keeps every token": all(starmap(follows, zip(still, unsteered, strict=True))),
-        "steering changed something": sum(a != b for a, b in zip(mixed, plain, strict=True)) >= 4,
+        "steering changed something": sum(a != b for a, b in zip(mixed, plain, strict=True)) >= len(plans) // 2,
         f"activations equal the reference (relative deviation {deviation:.1e})": deviation < bound,
+        f"conditions passed {passed}": passed == [True, False, True, True, False],
         f"receipts {receipts}": all(edited == wanted for row in receipts for edited, wanted in row),
     }
     for name, holds in outcomes.items():
@@ -415,28 +438,56 @@ def follows(found: list[int], expected: tuple[list[int], dict, list[float]]) -> 
 
 
 def check_plans(width: int) -> list:
-    """Eight plans of every operator and several kinds of position."""
+    """Plans of every operator, option and site, and several kinds of position; five conditions, of known answers."""
     import torch
 
-    from steerlab.steering.operators import ablate, add, clamp
-    from steerlab.steering.plan import Plan
-    from steerlab.steering.positions import where as w
-    from steerlab.steering.vectors import SteeringVector
+    import steerlab as sl
+    from steerlab.steering.operators import Edit, Gate, Operator, Term
 
-    def v(layer: int, seed: int):
+    w = sl.where
+
+    def v(layer: int, seed: int, site: str = "resid_post"):
         values = torch.randn(width, generator=torch.Generator().manual_seed(10 * layer + seed))
-        return SteeringVector.from_tensor(values, layer=layer)
+        return sl.SteeringVector.from_tensor(values, layer=layer, site=site)
 
-    return [
-        None,
-        Plan(add(v(1, 0), coef=1.0)),
-        Plan(add(v(2, 1), coef=1.0, where=w.all()), ablate(v(3, 1), where=w.all())),
-        Plan(clamp(v(1, 2), -0.5, 0.5, where=w.all()), add(v(1, 3), coef=1.0), add(v(1, 4), coef=-1.0)),
-        Plan(add(v(2, 5), coef=2.0, where=w.generated())),
-        None,
-        Plan(ablate(v(1, 6), where=w.prompt()), add(v(3, 6), coef=2.0, where=w.index(0, -1))),
-        Plan(add(v(1, 7), coef=3.0, where=w.generated(after=3, until=9))),
+    class Feature(Operator):
+        """Sets what is read along one direction by writing along another, where it is active."""
+
+        unit = "coef"
+
+        def terms(self, along):
+            return (Term(along.unit, Gate(3.0, slope=-1.0, threshold=0.0), along.values.roll(1) / 10),)
+
+        def to_json(self):
+            return {"kind": "feature"}
+
+    passes, fails = sl.when(v(1, 8), above=-1e9), sl.when(v(1, 9, "attn_out"), above=1e9, reading="cosine")
+    read = sl.when(v(1, 8), below=1e9, read=w.index(0, 20, -1))
+    edits = [
+        [],
+        [sl.add(v(1, 0), coef=1.0)],
+        [sl.add(v(2, 1), coef=1.0, where=w.all()), sl.ablate(v(3, 1), where=w.all())],
+        [sl.clamp(v(1, 2), -0.5, 0.5, where=w.all()), sl.add(v(1, 3), coef=1.0), sl.add(v(1, 4), coef=-1.0)],
+        [sl.add(v(2, 5), coef=2.0, where=w.generated())],
+        [],
+        [sl.ablate(v(1, 6), where=w.prompt()), sl.add(v(3, 6), coef=2.0, where=w.index(0, -1))],
+        [sl.add(v(1, 7), coef=3.0, where=w.generated(after=3, until=9))],
+        [sl.rotate(v(1, 0), v(1, 1), angle=1.0, where=w.all())],
+        [sl.set(v(2, 0), 2.0, norm="keep"), sl.add(v(2, 1), coef=1.0, norm="keep", where=w.all())],
+        [sl.add(v(1, 2), coef=2.0, schedule=sl.schedule.decay(4.0))],
+        [sl.rotate(v(2, 2), v(2, 3), angle=0.5, norm="keep", schedule=sl.schedule.linear(1.0, -1.0, over=8))],
+        [Edit(Feature(), v(1, 4), w.all())],
+        [sl.add(v(1, 5, "attn_out"), coef=0.5), sl.ablate(v(2, 5, "mlp_out"), where=w.all())],
+        [
+            sl.add(v(1, 6, "resid_mid"), coef=1.0, where=w.all()),
+            sl.rotate(v(1, 6, "mlp_out"), v(1, 7, "mlp_out"), angle=1.0),
+        ],
+        [sl.add(v(1, 7), coef=2.0, when=passes)],
+        [sl.add(v(2, 7), coef=2.0, when=fails)],
+        [sl.add(v(2, 8), coef=2.0, when=passes | fails, norm="keep")],
+        [sl.add(v(1, 8), coef=2.0, when=read), sl.add(v(2, 9), coef=2.0, when=passes & fails)],
     ]
+    return [sl.Plan(*some) if some else None for some in edits]
 
 
 def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[list[int], dict, list[float]]:
@@ -456,19 +507,20 @@ def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[lis
     model, tokens, streams, margins = _MODELS[model_path], list(prompt), {}, []
     run = PlanRun(plan or Plan(), 1)
 
-    def hook(layer):
-        def edit(_, __, output):
-            stream = output[0] if isinstance(output, tuple) else output
-            for point in run.hook_points:
-                if point.layer == layer:
-                    stream = run.edit(point, stream)
-            if len(tokens) == len(prompt):
-                streams[layer] = stream[0].clone()
-            return (stream, *output[1:]) if isinstance(output, tuple) else stream
+    def change(layer, site, given):
+        stream = given[0] if isinstance(given, tuple) else given
+        for point in run.hook_points:
+            if (point.layer, point.site) == (layer, site):
+                stream.copy_(run.edit(point, stream))
+        if site == "resid_post" and len(tokens) == len(prompt):
+            streams[layer] = stream[0].clone()
 
-        return edit
-
-    handles = [block.register_forward_hook(hook(i)) for i, block in enumerate(model.model.layers)]
+    handles = []
+    for i, block in enumerate(model.model.layers):
+        middle = block.post_attention_layernorm
+        handles.append(middle.register_forward_pre_hook(lambda _, given, i=i: change(i, "resid_mid", given)))
+        for module, site in ((block.self_attn, "attn_out"), (block.mlp, "mlp_out"), (block, "resid_post")):
+            handles.append(module.register_forward_hook(lambda _, __, output, i=i, site=site: change(i, site, output)))
     try:
         with torch.no_grad():
             for _ in range(count):

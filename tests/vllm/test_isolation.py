@@ -38,6 +38,7 @@ def seen(monkeypatch):
 @pytest.fixture(scope="module")
 def plans(vector):
     w = sl.where
+    passes = sl.when(vector(1, 5), above=-1e9, read=w.index(3, 30))
     return {
         "plain": None,
         "all": sl.Plan(sl.add(vector(1), coef=2.0, where=w.all())),
@@ -47,6 +48,10 @@ def plans(vector):
         "default": sl.Plan(sl.add(vector(1), coef=4.0)),
         "generated": sl.Plan(sl.add(vector(1), coef=4.0, where=w.generated())),
         "middle": sl.Plan(sl.ablate(vector(1), where=w.index(40, -3))),
+        "fading": sl.Plan(sl.add(vector(1), coef=4.0, where=w.all(), schedule=sl.schedule.decay(8.0), norm="keep")),
+        "asked": sl.Plan(
+            sl.rotate(vector(1), vector(1, 1), angle=1.0, when=passes, where=w.index(40, -3) | w.generated())
+        ),
     }
 
 
@@ -158,7 +163,7 @@ def test_a_salt_keeps_calls_apart(engine, plans, seen):
 
 def test_preempted_requests_are_edited_as_if_they_had_not_been(engine, plans, seen):
     prompts = [[token + k for token in OTHER[: len(OTHER) - 3 * k]] for k in range(8)]
-    chosen = [plans["all"], None, plans["default"], plans["generated"]] * 2
+    chosen = [plans[name] for name in ("all", "plain", "default", "generated", "fading", "asked", "asked", "fading")]
     options = {"policy": sl.SamplingPolicy(temperature=1.0), "seed": list(range(8)), "max_new_tokens": 120}
     alone = []
     for index in range(8):

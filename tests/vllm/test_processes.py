@@ -23,12 +23,24 @@ COLD = sl.SamplingPolicy(temperature=0.7, top_p=0.9)
 PROMPTS = ["Where did you put the keys?", "She opened the window, because the room was warm", "Two plus two"]
 
 
+SITES = ["attn_out", "resid_post"]
+
+
 @pytest.fixture(scope="module")
 def plans(vector):
     return [
         sl.Plan(sl.add(vector(1), coef=2.0), sl.ablate(vector(2), where=sl.where.all())),
         None,
-        sl.Plan(sl.clamp(vector(1), -0.5, 0.5, where=sl.where.all())),
+        sl.Plan(
+            sl.clamp(vector(1), -0.5, 0.5, where=sl.where.all()),
+            sl.add(
+                vector(2, site="attn_out"),
+                coef=1.0,
+                norm="keep",
+                when=sl.when(vector(2, 5, site="attn_out"), above=-1e9),
+            ),
+            sl.rotate(vector(2, 1), vector(2, 2), angle=1.0, schedule=sl.schedule.decay(4.0)),
+        ),
     ]
 
 
@@ -54,7 +66,7 @@ def scored(engine, plans):
 @pytest.fixture(scope="module")
 def alone(start, tiny_path, plans):
     """What one rank says."""
-    with start(tiny_path, layers=[1, 2]) as engine:
+    with start(tiny_path, layers=[1, 2], sites=SITES) as engine:
         return *measured(engine, plans), *scored(engine, plans)
 
 
@@ -62,7 +74,7 @@ def alone(start, tiny_path, plans):
 def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_path, plans, alone, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     before = set(descendants())
-    with start(tiny_path, in_process=False, layers=[1, 2], tensor_parallel_size=2) as engine:
+    with start(tiny_path, in_process=False, layers=[1, 2], sites=SITES, tensor_parallel_size=2) as engine:
         mine = [process for process in descendants() if process not in before]
         rows, receipts, read = measured(engine, plans)
         scores, found = scored(engine, plans)
@@ -91,13 +103,13 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
 def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     stages = {"pipeline_parallel_size": 2, "enforce_eager": False}
-    with start(tiny_path, in_process=False, layers=[1, 2], **stages) as engine:
+    with start(tiny_path, in_process=False, layers=[1, 2], sites=SITES, **stages) as engine:
         workers = engine._running.workers
         rows, receipts, read = measured(engine, plans)
         scores, found = scored(engine, plans)
-    assert [(worker["pp"], worker["layers"], worker["head"] is None) for worker in workers] == [
-        (0, [1], True),
-        (1, [2], False),
+    assert [(worker["pp"], worker["points"], worker["head"] is None) for worker in workers] == [
+        (0, [0, 1], True),
+        (1, [2, 3], False),
     ]
     for a, b in zip(scores.token_log_probs, alone[3].token_log_probs, strict=True):
         assert a == pytest.approx(b, abs=2e-5)

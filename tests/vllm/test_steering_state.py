@@ -132,6 +132,64 @@ def test_a_preempted_request_goes_on_with_its_account(state):
     assert state.settle(["x"]) == {}
 
 
+@pytest.fixture
+def asking(state):
+    """The state with a plan whose edit asks a condition that reads the positions 1 and 3."""
+    when = sl.when(vector(1, 7), above=0.0, read=sl.where.index(1, 3))
+    made = compile_plan(sl.Plan(sl.add(vector(3, 2), coef=4.0, when=when)), CONFIG)
+    state.hold("asking", made.tables)
+    spec = RequestSpec("x", "asking", (((4, 100),), ((1, 2), (3, 4))), n_reads=1)
+
+    def run_from(slot, start, length, reads=1.0):
+        """One pass, in which the stream at the first layer is so many times the probe; what the edit did."""
+        state.begin(np.array([slot]), np.array([start]), np.array([length]))
+        stream = (reads * vector(1, 7).values).repeat(length, 1)
+        edit_rows(stream, None, *state.tables.of_point(0))
+        hidden = torch.zeros(length, WIDTH)
+        edit_rows(hidden, None, *state.tables.of_point(1))
+        return hidden
+
+    return state, spec, run_from
+
+
+def test_an_answer_is_held_while_a_request_waits(asking):
+    state, spec, run_from = asking
+    state.enter(0, spec)
+    run_from(0, 0, 3)
+    state.leave(0)  # between two chunks of its prompt
+    state.enter(2, spec)
+    assert run_from(2, 3, 2)[1:].any()
+    state.leave(2)
+    state.enter(1, RequestSpec("y", "b", EVERYWHERE))
+    state.enter(3, spec)
+    assert run_from(3, 5, 1).any()
+    accounts = state.settle(["x"])
+    assert counted_of(state, accounts) == {"x": {0: 2}}
+    (answers,) = state.answers(accounts.values())
+    assert answers[:, 1].tolist() == [2]
+    assert answers[0, 0] == pytest.approx(2 * float(vector(1, 7).values.norm()))
+
+
+def test_a_request_that_runs_anew_is_asked_anew(asking):
+    state, spec, run_from = asking
+    state.enter(0, spec)
+    assert not run_from(0, 0, 5, reads=-1.0).any()
+    state.leave(0)
+    state.enter(1, spec)
+    assert run_from(1, 1, 4)[3].any()  # what came before was in the cache
+    (answers,) = state.answers(state.settle(["x"]).values())
+    assert answers[:, 1].tolist() == [2]
+
+
+def test_an_edit_before_its_answer_is_counted_and_not_made(asking):
+    state, _, run_from = asking
+    early = RequestSpec("x", "asking", (((0, 3),), ((1, 2), (3, 4))), n_reads=1)
+    state.enter(0, early)
+    assert not run_from(0, 0, 3).any()
+    ((_, values),) = state.tallies(state.settle(["x"]).values())
+    assert values.tolist() == [[0, 0, 3]]
+
+
 def test_a_pass_between_leaves_what_others_have_sat_down_for(state):
     state.enter(0, RequestSpec("x", "b", EVERYWHERE))
     state.begin_empty()

@@ -139,10 +139,9 @@ def _check_forms(plan: Plan, config: SteeringConfig) -> None:
             )
     wanted = len(plan.conditions)
     if wanted > config.max_conditions:
-        most = f"Start it with max_conditions={wanted}." if wanted <= MOST_CONDITIONS else "At most 4 can be wired."
         raise PlanError(
             f"The plan has {wanted} conditions; this engine was started with max_conditions={config.max_conditions}. "
-            f"{most}"
+            f"Start it with max_conditions={wanted} (at most {MOST_CONDITIONS})."
         )
     for condition in plan.conditions:
         point = condition.hook_point

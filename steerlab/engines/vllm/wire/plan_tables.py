@@ -80,9 +80,9 @@ def places_of(points: np.ndarray) -> np.ndarray:
 
 def passes(total: np.ndarray, count: np.ndarray, above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Whether means of readings are within limits, computed as the operator does; NaN never is."""
-    total, count = np.float32(total), np.float32(count)
+    total, count, above, below = (values.astype(np.float32) for values in (total, count, above, below))
     with np.errstate(invalid="ignore"):
-        return (total > np.float32(above) * count) & (total < np.float32(below) * count)
+        return (total > above * count) & (total < below * count)
 
 
 def _content(array: np.ndarray) -> tuple[bytes, bytes]:

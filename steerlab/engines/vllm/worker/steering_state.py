@@ -233,8 +233,10 @@ class SteeringState:
         _write(tables.reads, there, reads)
         for slot, _, spec in entering:
             known = self._in_slots[slot].answers
-            anew = known is None or starts.get(slot, 0) <= (spec.first_read or 0)
-            tables.answers[slot] = 0.0 if anew else known
+            if known is None or starts.get(slot, 0) <= (spec.first_read or 0):
+                tables.answers[slot] = 0.0
+            else:
+                tables.answers[slot] = known
 
     def _run_table(self, plans: Sequence[RankPlan], specs: Sequence[RequestSpec]) -> np.ndarray:
         """Positions of every edit of some requests, as the tables hold them; [edits, runs, 2]."""
