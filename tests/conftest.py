@@ -11,7 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # there is a process per core
 import jaxtyping
 import pytest
 
-# Before anything imports steerlab: check shapes and types of every call in the tests.
+# Before anything imports steerlab: shapes and types of every call are checked in most tests (see `_UNCHECKED`).
 jaxtyping.install_import_hook(["steerlab.measures", "steerlab.steering"], "tests.checked")
 
 import torch
@@ -82,15 +82,22 @@ def _engine(path: Path) -> Iterator["LensEngine"]:
         yield engine
 
 
-# --- what the type checks would catch first -----------------------------------------------------------------------
+# --- checks of shapes and types -----------------------------------------------------------------------------------
+
+_UNCHECKED = ("cli", "docs", "experiment", "vllm")
+"""Folders whose tests call the checked functions through engines only, tens of thousands of times."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    jaxtyping.config.update("jaxtyping_disable", folder in _UNCHECKED)
 
 
 @pytest.fixture
-def unchecked_types() -> Iterator[None]:
+def unchecked_types() -> None:
     """Lets wrong types through to our own validation, as in a user's process."""
     jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- several processes (pytest -n 2) ------------------------------------------------------------------------------

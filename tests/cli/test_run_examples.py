@@ -1,5 +1,6 @@
-"""A shipped example runs; `make demo` runs what `examples/sentiment.yaml` describes."""
+"""A shipped example runs, on a third of its prompts; `make demo` runs what `examples/sentiment.yaml` describes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def copied(name: str, folder: Path) -> Path:
-    """An example that reads the shipped data and writes elsewhere."""
+    """An example that reads a third of the shipped targets, a prompt of each group, and writes elsewhere."""
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    lines = (ROOT / "vectors" / "sentiment" / "targets.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    first = {row["group"]: row["prompt"] for row in reversed(rows)}
+    kept = [line for line, row in zip(lines, rows, strict=True) if first[row["group"]] == row["prompt"]]
+    (folder / "targets.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
+    text = text.replace("root: ../runs", "root: runs").replace("../vectors/sentiment/targets.jsonl", "targets.jsonl")
     path = folder / name
-    path.write_text(text.replace("root: ../runs", "root: runs").replace("../vectors", str(ROOT / "vectors")))
+    path.write_text(text.replace("../vectors", str(ROOT / "vectors")), encoding="utf-8")
     return path
 
 
