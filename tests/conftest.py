@@ -11,7 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # there is a process per core
 import jaxtyping
 import pytest
 
-# Before anything imports steerlab: shapes and types of every call are checked in most tests (see `_UNCHECKED`).
+# Before anything imports steerlab: shapes and types of every call are checked in the tests of `_CHECKED`.
 jaxtyping.install_import_hook(["steerlab.measures", "steerlab.steering"], "tests.checked")
 
 import torch
@@ -84,14 +84,25 @@ def _engine(path: Path) -> Iterator["LensEngine"]:
 
 # --- checks of shapes and types -----------------------------------------------------------------------------------
 
-_UNCHECKED = ("cli", "docs", "experiment", "vllm")
-"""Folders whose tests call the checked functions through engines only, tens of thousands of times."""
+_CHECKED = (
+    "core",
+    "engines",
+    "measures",
+    "runtime",
+    "steering",
+    "lens/test_engine.py",
+    "lens/test_generation.py",
+    "lens/test_hooked_generate.py",
+    "sequences/test_forcing.py",
+    "sequences/test_gradients.py",
+)
+"""Folders and files whose tests check types; the others call the same functions alike, ten thousands of times."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    jaxtyping.config.update("jaxtyping_disable", folder in _UNCHECKED)
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    jaxtyping.config.update("jaxtyping_disable", not file.startswith(_CHECKED))
 
 
 @pytest.fixture

@@ -23,9 +23,11 @@ from benchmarks.error_rates import (
 )
 from steerlab.core.shipped import shipped_vectors
 
+few_draws = pytest.mark.filterwarnings("ignore:4 .* draws cannot rank below")  # enough for how runs are made
 
-def options(out: Path, *arguments: str) -> Namespace:
-    return parse(["--items", "2", "--draws", "19", "--neutral", "1", "--out", str(out), *arguments])
+
+def options(out: Path, *arguments: str, draws: int = 4) -> Namespace:
+    return parse(["--items", "2", "--draws", str(draws), "--neutral", "1", "--out", str(out), *arguments])
 
 
 def true_pairs() -> sl.ContrastPairs:
@@ -42,7 +44,7 @@ def run(kind: str, verdict: str, ci: tuple[float, float], **null_ranks: float) -
 @pytest.mark.slow
 def test_a_few_runs_say_what_they_should(lens_engine: sl.LensEngine, tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
-    runs = finish(lens_engine, options(out, "--runs", "1", "--kind", "random", "resampled"))
+    runs = finish(lens_engine, options(out, "--runs", "1", "--kind", "random", "resampled", draws=19))
     assert {found["kind"]: found["verdict"] for found in runs} == {"random": "no effect", "resampled": "effect"}
     (true,) = [found for found in runs if found["kind"] == "resampled"]
     assert true["slope"] > true["largest_nulls"]["random"]
@@ -51,6 +53,7 @@ def test_a_few_runs_say_what_they_should(lens_engine: sl.LensEngine, tmp_path: P
 # --- how runs are made, on a tiny one -----------------------------------------------------------------------------
 
 
+@few_draws
 def test_runs_are_kept_and_done_once(
     tiny_llama_engine: sl.LensEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +74,7 @@ def test_runs_are_kept_and_done_once(
     assert len(out.read_text().splitlines()) == 4
 
 
+@few_draws
 def test_a_run_depends_on_seed_and_number_only(tiny_llama_engine: sl.LensEngine, tmp_path: Path) -> None:
     arguments = ["--layer", "1", "--runs", "1", "--kind", "random"]
     (one,) = finish(tiny_llama_engine, options(tmp_path / "a.jsonl", *arguments))
@@ -81,6 +85,7 @@ def test_a_run_depends_on_seed_and_number_only(tiny_llama_engine: sl.LensEngine,
     assert other["slope"] != one["slope"]
 
 
+@few_draws
 def test_runs_of_other_settings_are_refused(tiny_llama_engine: sl.LensEngine, tmp_path: Path) -> None:
     arguments = ["--layer", "1", "--runs", "1", "--kind", "random"]
     finish(tiny_llama_engine, options(tmp_path / "runs.jsonl", *arguments))
