@@ -1,4 +1,4 @@
-"""A shipped example runs, on a tiny model; `make demo` runs on the real one what `examples/sentiment.yaml` describes."""
+"""A shipped example runs, on a tiny model; `make demo` runs what `examples/sentiment.yaml` says, on the real one."""
 
 from pathlib import Path
 
