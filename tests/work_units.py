@@ -21,7 +21,6 @@ SECONDS = {
     "tests/lens/test_families.py": 40,
     "tests/steering/test_bipo.py": 40,
     "tests/cli/test_commands.py": 25,
-    "tests/experiment/test_error_rates.py": 35,
     "tests/lens/test_compiled.py": 35,
     "tests/lens/test_growth.py": 32,
     "tests/cli/test_run_experiment.py": 25,
