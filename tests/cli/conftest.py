@@ -32,14 +32,15 @@ class Outcome:
         return self.err.removeprefix("error: ").rstrip("\n")
 
 
+def command(*arguments: object) -> Outcome:
+    """Runs a command line in this process."""
+    return Outcome(CliRunner().invoke(app, [str(argument) for argument in arguments]))
+
+
 @pytest.fixture
 def steerlab() -> Callable[..., Outcome]:
     """Runs a command line in this process."""
-
-    def run(*arguments: object) -> Outcome:
-        return Outcome(CliRunner().invoke(app, [str(argument) for argument in arguments]))
-
-    return run
+    return command
 
 
 @pytest.fixture

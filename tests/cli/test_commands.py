@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import steerlab as sl
+from tests.cli.conftest import command
 
 ENTRY_POINT = Path(sys.executable).parent / "steerlab"
 HEAVY = ["torch", "transformers", "matplotlib", "pandas", "numpy", "yaml"]
@@ -24,11 +25,12 @@ def real(*arguments: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, data, tiny_llama_path) -> tuple[Path, str]:
-    """A vector file made by the installed command, and what it printed."""
-    folder = tmp_path_factory.mktemp("extracted")
-    files = ("--pairs", data / "pairs.jsonl", "--out", "vector.safetensors", "--model", tiny_llama_path)
-    printed = real("extract", *files, "--layer", 2, "--group", "group", "--split", "train", cwd=folder)
-    return folder / "vector.safetensors", printed
+    """A vector file made by the command, and what it printed."""
+    path = tmp_path_factory.mktemp("extracted") / "vector.safetensors"
+    files = ("--pairs", data / "pairs.jsonl", "--out", path, "--model", tiny_llama_path)
+    done = command("extract", *files, "--layer", 2, "--group", "group", "--split", "train")
+    assert done.code == 0, (done.err, done.exception)
+    return path, done.out
 
 
 def test_help_loads_nothing_heavy():

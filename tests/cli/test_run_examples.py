@@ -1,4 +1,4 @@
-"""A shipped example runs; `make demo` runs what `examples/sentiment.yaml` describes."""
+"""A shipped example runs, on a tiny model; `make demo` runs what `examples/sentiment.yaml` says, on the real one."""
 
 from pathlib import Path
 
@@ -9,20 +9,29 @@ import steerlab as sl
 ROOT = Path(__file__).parents[2]
 
 
-def copied(name: str, folder: Path) -> Path:
-    """An example that reads the shipped data and writes elsewhere."""
+def copied(name: str, folder: Path, changes: dict[str, str]) -> Path:
+    """An example with other values at some places, which must be there; it reads the shipped data, writes elsewhere."""
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    for old, new in {"root: ../runs": "root: runs", "../vectors": str(ROOT / "vectors"), **changes}.items():
+        assert old in text
+        text = text.replace(old, new)
     path = folder / name
-    path.write_text(text.replace("root: ../runs", "root: runs").replace("../vectors", str(ROOT / "vectors")))
+    path.write_text(text, encoding="utf-8")
     return path
 
 
 @pytest.mark.slow
-def test_select(steerlab, tmp_path: Path) -> None:
-    done = steerlab("run", copied("select.yaml", tmp_path))
+def test_select(steerlab, tiny_llama_path: Path, tmp_path: Path) -> None:
+    changes = {"model: smollm2-135m": f"model: {tiny_llama_path}", "layers: [10, 14, 18]": "layers: [1, 2, 3]"}
+    done = steerlab("run", copied("select.yaml", tmp_path, changes))
     assert done.code == 0, (done.err, done.exception)
     exp = sl.Experiment.load(tmp_path / "runs" / "select-example")
-    assert exp.results.selections[0].layer in (10, 14, 18)
+    (selection,) = exp.results.selections
+    assert selection.layer in (1, 2, 3)
+    assert len(selection.table) == 3 * 2
     assert exp.results.confirmations[0].look == 1
-    assert exp.effects[0].verdict == "effect"
+    (effect,) = exp.effects
+    assert f"blocks.{selection.layer}.hook_resid_post" in effect.plan_text
+    assert effect.doses == [-0.2, 0.0, 0.2]
+    assert len(exp.results.costs) == 1
     assert (exp.path / "report.html").is_file()

@@ -238,22 +238,22 @@ def test_a_sweep_from_its_file_to_its_rows(steerlab, write, tiny_llama_path, tmp
 def test_a_sweep_killed_by_the_system_goes_on(steerlab, write, tiny_llama_path, tmp_path):
     import time
 
-    changes = {"base.model": str(tiny_llama_path), "base.selfcheck": False, "grid.layers": [0, 1, 2], "root": "out"}
+    changes = {"base.model": str(tiny_llama_path), "base.selfcheck": False, "grid.layers": [1, 2], "root": "out"}
     path = write({**changes, "grid.seeds": [0, 1, 2], "base.controls": {"random": 3}})
     folder = tmp_path / "out" / "trial"
     program = subprocess.Popen([Path(sys.executable).parent / "steerlab", "run", path], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
-    while len(list(folder.glob("cells/sweep/*.parquet"))) < 3:
+    while len(list(folder.glob("cells/sweep/*.parquet"))) < 2:
         assert program.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     program.kill()
     program.wait()
     before = {place: place.stat().st_mtime_ns for place in folder.glob("cells/sweep/*.parquet")}
-    assert 3 <= len(before) < 9
+    assert 2 <= len(before) < 6
     resumed = steerlab("run", path)
-    assert f"9 of 9 cells are done ({len(before)} of them were there already)" in resumed.out
+    assert f"6 of 6 cells are done ({len(before)} of them were there already)" in resumed.out
     assert {place: place.stat().st_mtime_ns for place in before} == before
     rows = pd.read_parquet(folder / "sweep.parquet")
-    assert "9 of 9 cells are done (0 of them" in steerlab("run", path, "--overwrite").out
+    assert "6 of 6 cells are done (0 of them" in steerlab("run", path, "--overwrite").out
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "sweep.parquet"), rows, check_exact=True)

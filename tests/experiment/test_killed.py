@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("killed_runs.py")
-KILLS = 8
+KILLS = 5
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
+import multiprocessing
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -12,40 +14,50 @@ import steerlab as sl
 from steerlab.core.errors import RunError
 from steerlab.experiment.store.locking import HOLDER_FILE, RunLock
 
-HOLD = """
-import sys
-from pathlib import Path
-from steerlab.experiment.store.locking import RunLock
-lock = RunLock(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.readline()
-lock.release()
-print("released", flush=True)
-sys.stdin.readline()
-"""
+# Other processes are forked from one that holds nothing of this one and has imported what they need.
+OTHERS = multiprocessing.get_context("forkserver")
+OTHERS.set_forkserver_preload(["steerlab.experiment.store.locking"])
+
+
+def hold(folder: Path, pipe: Connection) -> None:
+    """Holds a directory's lock until it is told to release it."""
+    lock = RunLock(folder)
+    pipe.send("held")
+    pipe.recv()
+    lock.release()
+    pipe.send("released")
+    pipe.recv()
 
 
 @contextmanager
-def holder(folder: Path) -> Iterator[subprocess.Popen]:
-    """Another process that holds a directory's lock."""
-    command = [sys.executable, "-c", textwrap.dedent(HOLD), str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
+def other_process(target, folder: Path) -> Iterator[tuple[BaseProcess, Connection]]:
+    """A process that runs a function of the folder and of a pipe whose other end is this process's."""
+    ours, theirs = OTHERS.Pipe()
+    process = OTHERS.Process(target=target, args=(folder, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield process, ours
+    finally:
         process.kill()
+        process.join()
+        ours.close()
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[tuple[BaseProcess, Connection]]:
+    """Another process that holds a directory's lock."""
+    with other_process(hold, folder) as (process, pipe):
+        assert pipe.recv() == "held"
+        yield process, pipe
 
 
 def test_another_process_is_refused_and_named(tmp_path: Path) -> None:
-    with holder(tmp_path) as process:
+    with holder(tmp_path) as (process, pipe):
         with pytest.raises(RunError, match=rf"pid {process.pid} on {os.uname().nodename}, since 2\d\d\d-"):
             RunLock(tmp_path)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "released\n"
+        pipe.send("release")
+        assert pipe.recv() == "released"
         RunLock(tmp_path).release()
 
 
@@ -59,9 +71,9 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_killed_process_does_not_block(tmp_path: Path) -> None:
-    with holder(tmp_path) as process:
+    with holder(tmp_path) as (process, _):
         process.kill()
-        process.wait()
+        process.join()
         assert (tmp_path / HOLDER_FILE).exists(), "it could not tidy up"
         lock = RunLock(tmp_path)
         assert str(os.getpid()) in (tmp_path / HOLDER_FILE).read_text()
@@ -74,7 +86,7 @@ def test_a_run_that_another_process_writes_can_be_read_and_not_measured(
     first = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
     first.cost(sl.Plan(), ["the cat ran home"])
     first.close()
-    with holder(first.path) as process:
+    with holder(first.path) as (process, _):
         second = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
         assert len(second.results.costs) == 1
         with pytest.raises(RunError, match=f"pid {process.pid}"):
@@ -106,24 +118,23 @@ def test_an_experiment_that_is_gone_frees_its_run(tmp_path: Path, tiny_llama_eng
     assert not _refused_elsewhere(path)
 
 
-def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path: Path) -> None:
-    code = """
-    import os, sys
-    from pathlib import Path
-    from steerlab.core.errors import RunError
-    from steerlab.experiment.store.locking import RunLock
-    lock = RunLock(Path(sys.argv[1]))
+def lock_and_fork(folder: Path, pipe: Connection) -> None:
+    """Holds a directory's lock, and tells whether a child that was forked meanwhile is refused it."""
+    lock = RunLock(folder)
     child = os.fork()
     if child == 0:
         try:
-            RunLock(Path(sys.argv[1]))
+            RunLock(folder)
         except RunError:
             os._exit(7)
         os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7\n"
+    pipe.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    lock.release()
+
+
+def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path: Path) -> None:
+    with other_process(lock_and_fork, tmp_path) as (_, pipe):
+        assert pipe.recv() == 7
 
 
 def _refused_elsewhere(folder: Path) -> bool:

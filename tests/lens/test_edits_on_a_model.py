@@ -231,14 +231,19 @@ def test_perplexity_refuses_positions_that_windows_cannot_follow(tiny_llama_engi
             sl.perplexity(tiny_llama_engine, text, context_length=32, stride=16, plan=plan)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bfloat16_stream_stays_bfloat16_and_follows_the_float32_one(tiny_llama_path, tiny_llama_engine, kind):
+@pytest.fixture(scope="module")
+def half(tiny_llama_path):
     with sl.load(tiny_llama_path, dtype="bfloat16", device="cpu") as engine:
-        plan = plan_of(engine, kind, **({} if kind in ("ids", "span", "mask") else {"where": sl.where.generated()}))
-        seen = set()
-        spy = ("blocks.2.hook_resid_post", lambda value, hook: seen.add(value.dtype))
-        with engine.model.hooks(fwd_hooks=[spy]):
-            rough = engine.score([PROMPT], [[" and old"]], plan=plan)[0]
-        exact = tiny_llama_engine.score([PROMPT], [[" and old"]], plan=plan)[0]
-        assert seen == {torch.bfloat16}
-        assert rough.log_prob == pytest.approx(exact.log_prob, rel=0.02)
+        yield engine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bfloat16_stream_stays_bfloat16_and_follows_the_float32_one(half, tiny_llama_engine, kind):
+    plan = plan_of(half, kind, **({} if kind in ("ids", "span", "mask") else {"where": sl.where.generated()}))
+    seen = set()
+    spy = ("blocks.2.hook_resid_post", lambda value, hook: seen.add(value.dtype))
+    with half.model.hooks(fwd_hooks=[spy]):
+        rough = half.score([PROMPT], [[" and old"]], plan=plan)[0]
+    exact = tiny_llama_engine.score([PROMPT], [[" and old"]], plan=plan)[0]
+    assert seen == {torch.bfloat16}
+    assert rough.log_prob == pytest.approx(exact.log_prob, rel=0.02)

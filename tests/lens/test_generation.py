@@ -33,8 +33,8 @@ def test_the_real_model_knows_its_capitals(lens_engine):
 
 
 @pytest.mark.parametrize("steered", [False, True])
-def test_scoring_a_greedy_completion_gives_the_recorded_log_probs(any_engine, steered):
-    _, engine = any_engine
+def test_scoring_a_greedy_completion_gives_the_recorded_log_probs(tiny_engine, steered):
+    _, engine = tiny_engine
     plan = strong_plan(engine) if steered else None
     out = engine.generate(PROMPTS[:4], plan=plan, policy=GREEDY, max_new_tokens=8)
     scores = engine.score(list(out.prompt_token_ids), [[c.token_ids] for c in out], plan=plan)

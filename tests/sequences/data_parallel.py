@@ -158,8 +158,12 @@ def _error(rank: int, path: Path) -> Any:
 SCENARIOS: dict[str, Callable[[int, Path], Any]] = {
     "steps": _steps,
     "static": lambda *a: _steps(*a, lambda model: DistributedDataParallel(model, static_graph=True)),
-    "compiled_inside": lambda *a: _steps(*a, lambda model: DistributedDataParallel(torch.compile(model))),
-    "compiled_outside": lambda *a: _steps(*a, lambda model: torch.compile(DistributedDataParallel(model))),
+    "compiled_inside": lambda *a: _steps(
+        *a, lambda model: DistributedDataParallel(torch.compile(model, backend="aot_eager"))
+    ),
+    "compiled_outside": lambda *a: _steps(
+        *a, lambda model: torch.compile(DistributedDataParallel(model), backend="aot_eager")
+    ),
     "unused": _unused,
     "two_calls": _two_calls,
     "no_sync": _no_sync,

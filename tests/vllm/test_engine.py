@@ -10,6 +10,7 @@ import torch
 
 import steerlab as sl
 from steerlab.engines.vllm import RepControl, SequenceProb
+from tests.engines.contract import EngineContract
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -440,6 +441,10 @@ def test_what_is_no_count_is_refused_by_name(engine, wrong):
 
 
 # --- last: it ends the engine -------------------------------------------------------------------------------------
+
+
+class TestContract(EngineContract):
+    """What every engine does in the same way."""
 
 
 def test_a_closed_engine_says_so(engine):

@@ -179,7 +179,7 @@ def _read(text: str) -> RequestSpec | None:
             tuple(body["group"]) if "group" in body else None,
             body.get("origin"),
             *body.get("reads", (0, "")),
-            "support" in body,
+            support="support" in body,
         )
     except (InputError, PolicyError, KeyError, TypeError, ValueError, AttributeError):
         return None
