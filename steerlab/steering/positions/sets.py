@@ -222,7 +222,6 @@ class Mask(Marked):
     rows: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(tuple(map(int, row)) for row in self.rows))
         if any(position < 0 for row in self.rows for position in row):
             raise PlanError(f"A mask holds absolute positions ≥ 0, got {self.rows!r:.80}.")
 

@@ -157,11 +157,16 @@ def _spread(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _build(data: dict[str, Any]) -> Where:
-    values = dict(data)
+    values = {**data}
     kind = values.pop("kind")
     if kind in _COMBINED:
         return _COMBINED[kind](*map(from_json, values["of"]))
-    return _SIMPLE[kind](**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return _SIMPLE[kind](**{name: _tupled(value) for name, value in values.items()})
+
+
+def _tupled(value: Any) -> Any:
+    """Lists as tuples, as the sets hold them."""
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 
 _SIMPLE: Final[dict[str, Any]] = {
