@@ -32,7 +32,9 @@ class FewTokens:
 def small_model():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2, n_positions=16, eos_token_id=0, bos_token_id=0)
+        config = GPT2Config(
+            vocab_size=16, n_embd=8, n_layer=1, n_head=2, n_positions=16, eos_token_id=0, bos_token_id=0
+        )
         return GPT2LMHeadModel(config).eval()
 
 
