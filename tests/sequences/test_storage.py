@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save
 
 from steerlab.core.errors import DataError
+from steerlab.core.hashing import bytes_hash
 from steerlab.sequences import BatchedSequences, DiagnosticsResults, LogprobResults
 from steerlab.sequences.diagnostics import COLUMNS
 
@@ -136,3 +138,24 @@ def test_what_is_not_json_is_named(sequences, tmp_path):
     with pytest.raises(DataError, match=r"sequences cannot be saved as JSON: .*float32"):
         replace(sequences, examples=[{"score": np.float32(1)}] * 2).save(tmp_path / "s")
     assert not list(tmp_path.iterdir())
+
+
+def test_files_written_before_supports_still_load(run, tmp_path):
+    for result, kind in ((run[0], BatchedSequences), (run[1], LogprobResults)):
+        path = result.save(tmp_path / kind.__name__)
+        content = json.loads(path.read_text())
+        for name in ("policy", "rewards", "support_vocabulary", "support"):
+            if kind is BatchedSequences or name == "support":
+                content["data"].pop(name, None)
+        plain = {k: v for k, v in load_file(path.parent / content["tensors"]).items() if not k.startswith("support_")}
+        payload = save(plain)
+        content["tensors"] = f"{path.stem}-{bytes_hash(payload)}.safetensors"
+        (path.parent / content["tensors"]).write_bytes(payload)
+        path.write_text(json.dumps(content))
+        found = kind.load(path)
+        if kind is BatchedSequences:
+            assert (found.supports, found.policy, found.rewards, found.pool_indices) == (None, None, None, None)
+            assert found.sequences.equal(run[0].sequences)
+        else:
+            assert found.support == "recomputed"
+            assert found.sequence_logqs == run[1].sequence_logqs

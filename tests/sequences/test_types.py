@@ -1,10 +1,11 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
 
 from steerlab.core.errors import InputError
+from steerlab.measures.entropy import rb_entropy
 from steerlab.sequences import BatchedSequences
 
 
@@ -95,3 +96,29 @@ def test_fields_of_another_size_or_kind_are_refused(change, message):
     made = BatchedSequences.from_ids([[5, 6]], [[[7]]])
     with pytest.raises(InputError, match=message):
         replace(made, **change)
+
+
+def test_results_have_the_specified_fields_and_meanings(make_processor, sequences):
+    processor = make_processor(temperature=0.8, top_p=0.9)
+    found = processor.teacher_force_logprobs(sequences, True, compute_rb=True, return_baseline_features=True)
+    names = [entry.name for entry in fields(found)]
+    assert names[:7] == [
+        "logprobs", "entropies", "sequence_logprobs", "rb_entropies", "rewards", "rb_entropies_torch",
+        "baseline_feats_torch",
+    ]  # fmt: skip
+    start, n = sequences.prompt_lens[1], sequences.gen_lens[1][0]
+    with torch.no_grad():
+        rows = processor.functional_logits(sequences.sequences[1], sequences.attention_masks[1])
+    logits, tokens = rows[0, start - 1 : start + n - 1], sequences.sequences[1, 0, start : start + n]
+    log_p = logits.log_softmax(dim=-1).gather(-1, tokens[:, None])[:, 0]
+    close = {"atol": 1e-4, "rtol": 0}
+    torch.testing.assert_close(found.logprobs[1][0].detach(), log_p, **close)
+    np.testing.assert_array_equal(found.entropies[1][0], -found.logprobs[1][0].detach().numpy())
+    assert found.sequence_logprobs[1][0] == pytest.approx(float(log_p.sum()), abs=1e-3)
+    expected = rb_entropy(logits, found.policy)
+    torch.testing.assert_close(torch.from_numpy(found.rb_entropies[1][0]), expected, **close)
+    torch.testing.assert_close(found.rb_entropies_torch[1][0], expected, **close)
+    assert np.isnan(found.rewards).all()
+    assert np.shape(found.rewards) == (2, 3)
+    assert found.baseline_feats_torch[1][0].shape == (n, 7)
+    assert not found.baseline_feats_torch[1][0].requires_grad
