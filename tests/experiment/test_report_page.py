@@ -289,7 +289,7 @@ def test_one_sentence_is_not_a_list_of_letters() -> None:
 
 
 def test_a_written_report_shows_itself_in_a_notebook(tmp_path: Path) -> None:
-    path = write_material(Material("<b>run</b>", 0, effects=[make_effect()]), tmp_path / "report.html")
+    path = write_material(Material("<b>run</b>", 0, effects=[make_effect([1.0, 2.0])]), tmp_path / "report.html")
     shown = path._repr_html_()
     found = re.search(r'<iframe [^>]*srcdoc="([^"]*)"', shown)
     assert found is not None
@@ -298,4 +298,7 @@ def test_a_written_report_shows_itself_in_a_notebook(tmp_path: Path) -> None:
     assert isinstance(path, Path)
     path.unlink()
     assert "<iframe" not in path._repr_html_()
-    assert "<iframe" not in write_material(Material("run", 0, effects=[make_effect()]), tmp_path / "a.md")._repr_html_()
+    assert (
+        "<iframe"
+        not in write_material(Material("run", 0, effects=[make_effect([1.0, 2.0])]), tmp_path / "a.md")._repr_html_()
+    )

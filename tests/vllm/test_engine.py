@@ -109,7 +109,7 @@ def test_a_plan_of_scale_zero_is_the_unsteered_model(engine, plans):
 
 
 def test_the_engine_and_its_receipts_have_faces(engine, plans):
-    made = engine.generate(PROMPTS, plan=plans, max_new_tokens=2)
+    made = engine.generate(PROMPTS, plan=plans, max_new_tokens=8)
     assert repr(engine).startswith("VLLMEngine(")
     assert repr(made.receipts) == repr(engine.receipts)
     assert "edited tokens" in engine._repr_html_()
