@@ -32,10 +32,9 @@ pairs = [
     for place in places
     for warm, cold in [("warm", "cold"), ("heated", "frozen"), ("boiling", "icy")]
 ]
-scenes = ["station", "valley", "stone", "river", "tower", "bridge", "market", "forest", "tent"]
 targets = [
     {"prompt": f"At the {scene} the afternoon felt", "target": word, "label": label, "group": scene}
-    for scene in scenes
+    for scene in ["station", "valley", "stone", "river", "tower", "bridge", "market", "forest", "tent"]
     for word, label in [(" hot", 1), (" sunny", 1), (" cool", -1), (" chilly", -1)]
 ]
 for name, rows in (("pairs", pairs), ("targets", targets)):
@@ -79,14 +78,16 @@ vectors[14].top_tokens(exp.engine, k=8)
 # %%
 plan = sl.Plan(sl.add(vectors[14], dose=1.0))
 controls = sl.Controls(random=19, shuffled=19)
-neutral = sl.shipped.neutral_text().split("\n\n")[:1]
-effect = exp.effect(plan, targets, [-0.2, 0, 0.2], controls=controls, pairs=pairs, neutral=neutral)
-assert effect.slope > 0
+texts = sl.shipped.neutral_text().split("\n\n")[:1]
+effect = exp.effect(plan, targets, [-0.2, 0, 0.2], controls=controls, pairs=pairs, neutral=texts)
+assert effect.ci[0] > 0
+assert effect.null_rank > 0.05
 effect
 
 # %% [markdown]
-# The verdict is what it is: six places and eighteen pairs are few. Random directions and flipped labels decide whether
-# the slope means something, not its size.
+# The slope is positive and its interval excludes 0, and yet random directions of the same length move these words as
+# much: the rank says so. Eighteen pairs of one form are too few to find warmth with, and without nulls nobody would
+# have noticed. *An honest null* explains it; the first exercise is to do better.
 #
 # ## Texts, and the report
 
@@ -107,7 +108,8 @@ report
 # %% [markdown]
 # ## Exercises
 #
-# 1. Write pairs and targets for a property of yours. Keep the words that are scored out of the pairs.
+# 1. Write pairs of many forms, about warmth or a property of yours, until a slope is larger than all of its nulls. Keep
+#    the words that are scored out of the pairs.
 # 2. Choose layer and dose with `exp.select` on targets set aside for it, and confirm once; *Choosing layer and dose*
 #    shows how.
 # 3. Leave out a group of pairs at a time. How much does the slope depend on a single group?

@@ -18,7 +18,7 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.progress import progress
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
-from steerlab.display import Piece, Shown, figure
+from steerlab.display import Picture, Piece, Shown, figure
 from steerlab.experiment.blocks import Block, Plot, Plots, Section
 from steerlab.experiment.blocks.findings import Finding, finding_blocks, numbered
 from steerlab.experiment.blocks.material import Material
@@ -117,7 +117,9 @@ class Selection(Shown):
         bounds = [f"{name} ≤ {figure(bound)}" for name, bound in self.subject_to.items()]
         said = [f"Within {', '.join(bounds)}." if bounds else "Without constraints.", f"Plan: {self.plan}."]
         said.append("The gain is that of the best of many tries, hence too large; confirm measures it anew.")
-        return finding_pieces(replace(found, sentences=said))
+        remarks, *table = finding_pieces(replace(found, sentences=said))
+        maps = [plot for name, frame in selection_maps(self).items() for plot in layer_dose_plots(frame, name)]
+        return [remarks, *(Picture(plot.svg, plot.alt) for plot in maps), *table]
 
     def __str__(self) -> str:
         edge = f"; at {' and '.join(self.edges)}, so a better one may lie beyond the grid" if self.edges else ""

@@ -4,9 +4,9 @@ import math
 from functools import partial
 from typing import Any
 
-from steerlab.display import Facts, Piece, Remarks, figure, interval
+from steerlab.display import Facts, Fold, Piece, Remarks, figure, interval
+from steerlab.experiment import plots
 from steerlab.experiment.blocks.faces import frame_piece, plot_piece
-from steerlab.experiment.plots import describe_dose_response, plot_dose_response
 from steerlab.experiment.wording import CONTROL_NAMES, metric_label
 
 
@@ -24,12 +24,35 @@ def effect_pieces(effect: Any) -> list[Piece]:
     ]
     nulls = effect.nulls()
     nulls["family"] = [CONTROL_NAMES.get(family, family) for family in nulls.family]
-    doses = effect.by_dose().rename(columns={"value": effect.settings.metric})
+    frontier, bound = effect.by_dose(), effect.settings.max_ppl_ratio
+    doses = frontier.rename(columns={"value": effect.settings.metric})
     return [
         Remarks(effect.reasons),
         Facts(facts),
-        plot_piece("dose-response", partial(plot_dose_response, effect), describe_dose_response(effect)),
+        plot_piece("dose-response", partial(plots.plot_dose_response, effect), plots.describe_dose_response(effect)),
         frame_piece(doses, "per dose", fold=False),
-        frame_piece(nulls.rename(columns={"family": "arm"}), "against control arms", fold=True),
-        frame_piece(effect.item_slopes.sort_values("slope"), "slope of each item", fold=True),
+        Fold(
+            "against control arms",
+            [
+                plot_piece("null-slopes", partial(plots.plot_null_slopes, effect), plots.describe_null_slopes(effect)),
+                frame_piece(nulls.rename(columns={"family": "arm"}), "", fold=False),
+            ],
+        ),
+        Fold(
+            "slope of each item",
+            [
+                plot_piece("item-slopes", partial(plots.plot_item_slopes, effect), plots.describe_item_slopes(effect)),
+                frame_piece(effect.item_slopes.sort_values("slope"), "", fold=False),
+            ],
+        ),
+        Fold(
+            "cost of each dose",
+            [
+                plot_piece(
+                    "cost-frontier",
+                    partial(plots.plot_cost_frontier, frontier, metric=effect.settings.metric, bound=bound),
+                    plots.describe_cost_frontier(frontier, bound=bound),
+                )
+            ],
+        ),
     ]
