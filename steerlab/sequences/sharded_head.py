@@ -65,13 +65,14 @@ def local_head(weight: Any, bias: Any) -> tuple[Tensor, Tensor | None, Vocabular
             f"The head's weight is placed as {tuple(map(str, weight.placements))} on its mesh; its vocabulary must be "
             "sharded along one dimension at most. Parallelise the head with ColwiseParallel()."
         )
-    local = None if bias is None else bias.to_local() if is_distributed(bias) else bias
+    is_cut = bias is not None and is_distributed(bias)
+    local = bias.to_local() if is_cut else bias
     if not cut:
         return weight.to_local(), local, None
     (dim,) = cut
     mesh = weight.device_mesh
     size = -(-weight.shape[0] // mesh.size(dim))
     shards = VocabularyShards(mesh.get_group(dim), weight.shape[0], size, mesh.get_local_rank(dim))
-    if local is not None and not is_distributed(bias):
+    if local is not None and not is_cut:
         local = local[shards.own]
     return weight.to_local(), local, shards

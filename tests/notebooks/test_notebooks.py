@@ -83,6 +83,7 @@ def test_the_tutorials_are_there():
         "steering_at_scale_with_vllm",
         "sequences_and_entropy_gradients",
         "an_honest_null",
+        "entropy_probe",
     }
 
 
