@@ -37,6 +37,7 @@ def test_the_tutorials_are_there():
         "a_study_of_your_own",
         "token_views",
         "gallery",
+        "entropy_probe",
     }
 
 

@@ -26,9 +26,9 @@ class PolicyEntropyCallback(TrainerCallback):
     Under `policy/` are, over tokens that were drawn: `rb_entropy`, the entropy of the sampling distribution;
     `naive_entropy`, −log q of the tokens, which has the same mean over draws and more noise; `support_size`, how many
     tokens could be drawn; `outside_nucleus`, the share of tokens that this scoring says could not. And of the ratios to
-    the log-probs of drawing the responses (the sampler's where the trainer has them, else ours when they were new):
-    `ratio_outside`, the share outside [0.9, 1.1]; `ratio_ess`, the effective sample size of whole responses over their
-    number. With several processes a mean is the mean over them.
+    the log-probs that the responses were drawn with (the sampler's where the trainer has them, else ours when they were
+    new): `ratio_outside`, the share outside [0.9, 1.1]; `ratio_ess`, the effective sample size of whole responses over
+    how many they are. With several processes a mean is the mean over them.
 
     Args:
         trainer: the GRPO trainer; the callback still has to be added to it.
