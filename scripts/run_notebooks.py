@@ -4,7 +4,7 @@ Usage: ``.venv/bin/python scripts/run_notebooks.py [NAME ...]``
 
 One kernel runs them all, with its names cleared in between, so that libraries are imported once; the one with vLLM has
 a kernel of its own. A notebook whose text and package are as they were when it was last run is not run again. The run
-fails if a cell does, or if a notebook takes more than twice the processor time that its first cell states.
+fails if a cell does. It says how much processor time each took, and whether that is far from what its first cell states.
 """
 
 import hashlib
@@ -76,9 +76,8 @@ def run(path: Path, manager: KernelManager) -> None:
     for number, cell in enumerate((cell for cell in own if cell.cell_type == "code"), start=1):
         cell.execution_count = number
     stated, spent = stated_seconds(notebook), after - before
-    say(f"{path.stem}: {spent:.0f} s of processor time, {used:.0f} s in all; it says {stated} s")
-    if spent > 2 * stated:
-        sys.exit(f"{path.name} says that it takes about {stated} seconds, and took {spent:.0f}.")
+    far = "" if spent <= 2 * stated else ", WHICH IS FAR TOO LITTLE"
+    say(f"{path.stem}: {spent:.0f} s of processor time, {used:.0f} s in all; it says {stated} s{far}")
     write(path, notebook, spent, made_from)
 
 
