@@ -4,7 +4,7 @@ Usage: ``.venv/bin/python scripts/run_notebooks.py [NAME ...]``
 
 One kernel runs them all, with its names cleared in between, so that libraries are imported once; the one with vLLM has
 a kernel of its own. A notebook whose text and package are as they were when it was last run is not run again. The run
-fails if a cell does. It says how much processor time each took, and whether that is far from what its first cell states.
+fails if a cell does. It says how much processor time each took, and whether that is far from what its first cell says.
 """
 
 import hashlib
