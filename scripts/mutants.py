@@ -889,6 +889,18 @@ MUTANTS = [
         "start + found + given",
         "tests/sequences/test_datasets.py",
     ),
+    Mutant(
+        "a step weighs by itself too, not only by what came before",
+        "return np.cumsum(values, axis=-1) - values",
+        "return np.cumsum(values, axis=-1)",
+        "tests/sequences/test_entropy_probe.py -k enumerated",
+    ),
+    Mutant(
+        "each process keeps its part of a hidden state's gradient",
+        "gradient @ matrix if ctx.shards is None else ctx.shards.summed(gradient @ matrix)",
+        "gradient @ matrix",
+        "tests/sequences/test_sharded.py -k vocabulary",
+    ),
     # --- models and the command line ------------------------------------------------------------------------------
     Mutant(
         "an unfinished model directory is taken",
