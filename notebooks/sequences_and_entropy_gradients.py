@@ -17,7 +17,7 @@
 # How random is the model's output under the policy that really samples it? And how would that change if its parameters
 # moved? `SequenceProcessor` draws responses, scores them exactly under the sampling policy, and estimates the gradient
 # of the entropy of whole sequences. It does not change the Hugging Face model that it works on. All of it takes
-# about 45 seconds of processor time on two cores.
+# about 60 seconds of processor time on two cores.
 
 # %%
 # %matplotlib inline

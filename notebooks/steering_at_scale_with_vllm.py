@@ -16,7 +16,7 @@
 #
 # The same plans run inside vLLM: every request of a batch can have its own plan, scores are exact there too, and no
 # request's edits affect another request. This notebook runs a real vLLM engine on the CPU with a small model; on a GPU
-# only the numbers of tokens per second change. It takes about 90 seconds of processor time on two cores, most of it the
+# only the numbers of tokens per second change. It takes about 50 seconds of processor time on two cores, most of it the
 # engine's start.
 #
 # vLLM must be installed (`pip install vllm==0.32.0` on a GPU host; the documentation's *Installation* says how on a
