@@ -38,7 +38,7 @@ def test_selective_log_softmax_and_entropy(rows):
     ours = policy_steps(logits.flatten(0, 1), tokens.flatten(), SamplingPolicy())
     torch.testing.assert_close(ours.log_probs, selective_log_softmax(logits, tokens).flatten(), atol=1e-5, rtol=0)
     torch.testing.assert_close(ours.log_qs, ours.log_probs)
-    torch.testing.assert_close(ours.entropies, entropy_from_logits(logits).flatten(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(ours.entropies, entropy_from_logits(logits).flatten(), atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.4])
