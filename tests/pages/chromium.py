@@ -34,12 +34,13 @@ class Tab:
 
     def show(self, url: str, *, width: int, height: int = 900, dark: bool = False, media: str = "") -> None:
         """Opens a page at a size in CSS pixels and waits until it has loaded."""
-        self.requested.clear()
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
-        self.call("Page.navigate", url=url)
-        self.browser.wait("Page.loadEventFired", self)
+        self.requested.clear()
+        for place in ("about:blank", url):  # a page that is left must not store its colours for the next one
+            self.call("Page.navigate", url=place)
+            self.browser.wait("Page.loadEventFired", self)
         self.run("new Promise(done => requestAnimationFrame(() => setTimeout(done, 150)))")
 
     def run(self, script: str) -> Any:

@@ -96,6 +96,8 @@ def elsewhere(tab: Tab, site: str) -> list[str]:
 def test_page_on_a_screen(tab: Tab, site: str, page: str, width: int, dark: bool) -> None:
     tab.show(f"{site}/{page}", width=width, dark=dark)
     tab.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    if page != REPORT:
+        assert tab.run("document.body.dataset.mdColorScheme") == ("slate" if dark else "default")
     picture(tab, page, f"{width}-{'dark' if dark else 'light'}")
     assert checked(tab) == []
     assert elsewhere(tab, site) == []
