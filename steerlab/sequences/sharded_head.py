@@ -66,7 +66,7 @@ def local_head(weight: Any, bias: Any) -> tuple[Tensor, Tensor | None, Vocabular
             "sharded along one dimension at most. Parallelise the head with ColwiseParallel()."
         )
     is_cut = bias is not None and is_distributed(bias)
-    local = bias.to_local() if is_cut else bias
+    local: Any = bias.to_local() if is_cut else bias  # pyright: ignore[reportOptionalMemberAccess]
     if not cut:
         return weight.to_local(), local, None
     (dim,) = cut
