@@ -65,14 +65,14 @@ def local_head(weight: Any, bias: Any) -> tuple[Tensor, Tensor | None, Vocabular
             f"The head's weight is placed as {tuple(map(str, weight.placements))} on its mesh; its vocabulary must be "
             "sharded along one dimension at most. Parallelise the head with ColwiseParallel()."
         )
-    is_spread = bias is not None and is_distributed(bias)
-    local: Any = bias.to_local() if bias is not None and is_spread else bias
+    is_cut = bias is not None and is_distributed(bias)
+    local: Any = bias.to_local() if is_cut else bias  # pyright: ignore[reportOptionalMemberAccess]
     if not cut:
         return weight.to_local(), local, None
     (dim,) = cut
     mesh = weight.device_mesh
     size = -(-weight.shape[0] // mesh.size(dim))
     shards = VocabularyShards(mesh.get_group(dim), weight.shape[0], size, mesh.get_local_rank(dim))
-    if local is not None and not is_spread:
+    if local is not None and not is_cut:
         local = local[shards.own]
     return weight.to_local(), local, shards
