@@ -610,8 +610,8 @@ MUTANTS = [
     ),
     Mutant(
         "a cache hit reaches the scored position",
-        "return spec.score.start",
-        "return spec.score.start + 1",
+        "return first if first + 1 <",
+        "return first + 1 if first + 1 <",
         "tests/vllm/test_scoring_parts.py",
         inside="longest_hit",
     ),
@@ -647,8 +647,8 @@ MUTANTS = [
     ),
     Mutant(
         "the operator's projection not taken off",
-        "size = scale * (a + g * (torch.minimum(torch.maximum(projection, lo), hi) - projection))",
-        "size = scale * (a + g * torch.minimum(torch.maximum(projection, lo), hi))",
+        "value = amount + slope * z + gain *",
+        "value = amount + gain *",
         "tests/vllm/test_op.py",
     ),
     Mutant(
