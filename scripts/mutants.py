@@ -310,14 +310,14 @@ MUTANTS = [
     # --- steering -------------------------------------------------------------------------------------------------
     Mutant(
         "ablate does not project",
-        "return -(h @ along.unit)[..., None] * along.unit",
-        "return -along.unit.expand_as(h)",
+        "Gate(slope=-1.0), along.unit),)",
+        "Gate(-1.0), along.unit),)",
         "tests/steering/test_operators.py",
     ),
     Mutant(
         "clamp's sign",
-        "(projection.clamp(self.lo * factor, self.hi * factor) - projection)",
-        "(projection - projection.clamp(self.lo * factor, self.hi * factor))",
+        "hi=self.hi * factor, slope=-1.0)",
+        "hi=self.hi * factor, slope=1.0)",
         "tests/steering/test_operators.py",
     ),
     Mutant(
@@ -334,8 +334,8 @@ MUTANTS = [
     ),
     Mutant(
         "rotation reversed",
-        "math.cos(self.angle) - 1, math.sin(self.angle)",
-        "math.cos(self.angle) - 1, -math.sin(self.angle)",
+        "Gate(slope=math.sin(self.angle))",
+        "Gate(slope=-math.sin(self.angle))",
         "tests/steering/test_operators.py",
     ),
     Mutant(
@@ -395,8 +395,8 @@ MUTANTS = [
     ),
     Mutant(
         "half-life to base e",
-        "torch.exp2(-index / self.half_life)",
-        "torch.exp(-index / self.half_life)",
+        "torch.exp2(-j / curve.half_life)",
+        "torch.exp(-j / curve.half_life)",
         "tests/steering/test_schedule.py",
     ),
     Mutant(
@@ -574,20 +574,20 @@ MUTANTS = [
     # --- vLLM: what needs no engine -------------------------------------------------------------------------------
     Mutant(
         "prefix cache key without plan",
-        'f"{self.plan}:{inside}"',
-        'f"{inside}"',
+        'f"{self.plan}:{inside}{counted}{asked}"',
+        'f"{inside}{counted}{asked}"',
         "tests/vllm/test_request_spec.py",
     ),
     Mutant(
         "prefix cache key without positions",
-        'f"{self.plan}:{inside}"',
-        'f"{self.plan}"',
+        'f"{self.plan}:{inside}{counted}{asked}"',
+        'f"{self.plan}{counted}{asked}"',
         "tests/vllm/test_request_spec.py",
     ),
     Mutant(
         "a request preempted loses its tally",
-        "whole += stay[plan.layers, plan.places]",
-        "whole = stay[plan.layers, plan.places]",
+        "whole += stay[plan.points, plan.places]",
+        "whole = stay[plan.points, plan.places]",
         "tests/vllm/test_steering_state.py",
     ),
     Mutant(
@@ -598,8 +598,8 @@ MUTANTS = [
     ),
     Mutant(
         "a plan at the next layer of the worker",
-        "self.layers.index(layers[e]) for e in mine",
-        "(self.layers.index(layers[e]) + 1) % len(self.layers) for e in mine",
+        "self.points.index(point) for point",
+        "(self.points.index(point) + 1) % len(self.points) for point",
         "tests/vllm/test_steering_state.py",
     ),
     Mutant(
@@ -622,8 +622,8 @@ MUTANTS = [
     ),
     Mutant(
         "a cache hit reaches the scored position",
-        "return spec.score.start",
-        "return spec.score.start + 1",
+        "return first if first + 1 <",
+        "return first + 1 if first + 1 <",
         "tests/vllm/test_scoring_parts.py",
         inside="longest_hit",
     ),
@@ -659,8 +659,8 @@ MUTANTS = [
     ),
     Mutant(
         "the operator's projection not taken off",
-        "size = scale * (a + g * (torch.minimum(torch.maximum(projection, lo), hi) - projection))",
-        "size = scale * (a + g * torch.minimum(torch.maximum(projection, lo), hi))",
+        "value = amount + slope * z + gain *",
+        "value = amount + gain *",
         "tests/vllm/test_op.py",
     ),
     Mutant(
