@@ -16,7 +16,7 @@
 #
 # Take contrast pairs whose labels mean nothing, extract a vector, steer with it, and measure. The scores will move, the
 # interval may well exclude 0, and yet nothing has been found. This notebook shows what such a result looks like, what
-# distinguishes it from a real one, and what the report then says. It takes about 90 seconds of processor time on two
+# distinguishes it from a real one, and what the report then says. It takes about 100 seconds of processor time on two
 # cores.
 
 # %%
