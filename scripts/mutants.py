@@ -890,9 +890,9 @@ MUTANTS = [
         "tests/sequences/test_datasets.py",
     ),
     Mutant(
-        "a step weighs by itself too, not only by what came before",
-        "return np.cumsum(values, axis=-1) - values",
-        "return np.cumsum(values, axis=-1)",
+        "paths and steps that change together count once in a curvature",
+        "second_h + 2 * first_l * first_h",
+        "second_h + first_l * first_h",
         "tests/sequences/test_entropy_probe.py -k enumerated",
     ),
     Mutant(
