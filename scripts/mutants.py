@@ -658,9 +658,9 @@ MUTANTS = [
         "tests/vllm/test_position_runs.py",
     ),
     Mutant(
-        "the operator's projection not taken off",
-        "value = amount + slope * z + gain *",
-        "value = amount + gain *",
+        "a term of the operator with the wrong sign",
+        "total[on] += value[:, None]",
+        "total[on] -= value[:, None]",
         "tests/vllm/test_op.py",
     ),
     Mutant(
