@@ -100,8 +100,7 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
     assert not [process for process in mine if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone, monkeypatch):
-    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")  # graphs are traced as ever, and run without compiling C++
+def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone):
     stages = {"pipeline_parallel_size": 2, "enforce_eager": False}
     # two workers below an engine in this process
     with start(tiny_path, layers=[1, 2], sites=SITES, **stages) as engine:
