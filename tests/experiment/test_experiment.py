@@ -160,7 +160,7 @@ def test_a_saved_run_reports_without_the_model(experiment: sl.Experiment, tmp_pa
     assert not re.search(r"(src|href)=[\"'](?!data:|#)", page)
     assert loaded.effects[0].verdict in page
     assert experiment.effects[0].plan_hash in page
-    assert "Log-probabilities are in nats, computed in float32." in page
+    assert "log-probabilities in nats, computed in float32" in page
 
 
 def test_text_in_a_report_is_escaped(experiment: sl.Experiment, tmp_path: Path) -> None:

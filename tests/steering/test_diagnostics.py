@@ -147,8 +147,8 @@ def test_the_plot_shows_what_is_known(engine):
         ax = plot_diagnostics(vectors.diagnostics(DEV))
     frame = vectors.diagnostics(DEV).to_frame()
     drawn = {line.get_label(): line.get_ydata() for line in ax.get_lines()}
-    np.testing.assert_allclose(drawn["AUC on held-out pairs"], frame.auc)
-    np.testing.assert_allclose(drawn["norm / median norm of the stream"], frame.relative_norm)
+    np.testing.assert_allclose(drawn["AUC"], frame.auc)
+    np.testing.assert_allclose(drawn["norm / median\nof the stream"], frame.relative_norm)
     assert ax.get_xlabel() == "layer (resid_post)"
     ax.figure.clear()
 

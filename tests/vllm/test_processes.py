@@ -82,7 +82,7 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
             assert a == pytest.approx(b, abs=1e-5)
         for a, b in zip(found, alone[4], strict=True):
             for name in a:
-                np.testing.assert_allclose(a[name], b[name], atol=2e-5)
+                np.testing.assert_allclose(a[name], b[name], atol=5e-5)
         for a, b in zip(rows, alone[0], strict=True):
             assert a.token_ids == b.token_ids
             assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-5)

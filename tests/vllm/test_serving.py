@@ -407,7 +407,7 @@ REFUSED = {
     "text for a number": (edits({"vector": "north", "coef": "3"}), "steering.edits[0].coef"),
     "unknown positions": (edits({**NORTH, "where": "everywhere"}), "names no positions"),
     "positions that are none": (edits({**NORTH, "where": {"kind": "nowhere"}}), "Not a description of positions"),
-    "positions with more": (edits({**NORTH, "where": {"kind": "all", "but": 3}}), "more than positions can"),
+    "positions with more": (edits({**NORTH, "where": {"kind": "all", "but": 3}}), "Not a description of positions"),
     "positions far out": (edits({**NORTH, "where": {"kind": "mask", "rows": [[10**15]]}}), "beyond the context"),
     "too many edits": (edits(*[NORTH] * 5), "max_directions=3"),
     "no edits": (edits(), "leave `steering` out"),

@@ -197,8 +197,8 @@ def deep(n):
         (deep(100), "at most 64 parts"),
         ({"kind": "index", "indices": [10**30]}, "beyond the context"),
         ({"kind": "generated", "after": 0, "until": float("nan")}, "beyond the context"),
-        ({"kind": "mask", "rows": [["x"]]}, "Not a description"),
-        ({"kind": "mask", "rows": [[1.5]]}, "more than positions can"),
+        ({"kind": "mask", "rows": [["x"]]}, "integers ≥ 0"),
+        ({"kind": "mask", "rows": [[1.5]]}, "integers ≥ 0"),
         ({"kind": "mask", "rows": [list(range(300)) * 2]}, "600 entries"),
         ({"kind": "ids", "token_ids": list(range(33))}, "at most 32 token ids"),
         ({"kind": ["all"]}, "Not a description"),
@@ -502,12 +502,12 @@ class Listening:
         arrays = {
             "ran": np.array([[0, 3]] * len(header)),
             "edits": 0 * ones,
-            "tally": np.array([[2.0, 0.5]] * len(header)),
-            **{name: ones[:0] for name in ("read", "at", "measured")},
+            "tally": np.array([[2.0, 0.5, 0.0]] * len(header)),
+            **{name: ones[:0] for name in ("answers", "read", "at", "measured")},
             **{f"n_{name}": ones for name in ("ran", "edits", "tally")},
-            **{f"n_{name}": 0 * ones for name in ("read", "at", "measured")},
+            **{f"n_{name}": 0 * ones for name in ("answers", "read", "at", "measured")},
         }
-        return [pack({"rows": list(header), "problems": problems, "layers": [1], "tp": 0, "pp": 0}, arrays)]
+        return [pack({"rows": list(header), "problems": problems, "points": [7], "tp": 0, "pp": 0}, arrays)]
 
 
 def test_a_plan_is_sent_once_and_dropped_when_others_need_the_room(vector):
@@ -540,7 +540,7 @@ def test_requests_that_end_together_are_settled_together_and_fail_alone():
         assert [command for command, _ in engine.told] == ["settle"]
         assert isinstance(found[2], sl.ReceiptError)
         assert [sorted(one) for one in (found[0], found[1], found[3])] == [["a"], ["b", "c"], ["d"]]
-        assert found[1]["c"].tally == {0: (2.0, 0.5)}
+        assert found[1]["c"].tally[0][:2] == (2.0, 0.5)
 
     asyncio.run(run())
 

@@ -222,8 +222,10 @@ class Mask(Marked):
     rows: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        if any(position < 0 for row in self.rows for position in row):
-            raise PlanError(f"A mask holds absolute positions ≥ 0, got {self.rows!r:.80}.")
+        rows = tuple(_integers(row) for row in self.rows)
+        if any(len(found) < len(row) or min(found, default=0) < 0 for found, row in zip(rows, self.rows, strict=True)):
+            raise PlanError(f"A mask holds absolute positions, integers ≥ 0, got {self.rows!r:.80}.")
+        object.__setattr__(self, "rows", rows)
 
     def __str__(self) -> str:
         return f"mask({len(self.rows)} × {sum(map(len, self.rows))} positions)"
