@@ -79,13 +79,13 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
         rows, receipts, read = measured(engine, plans)
         scores, found = scored(engine, plans)
         for a, b in zip(scores.token_log_probs, alone[3].token_log_probs, strict=True):
-            assert a == pytest.approx(b, abs=1e-5)
+            assert a == pytest.approx(b, abs=5e-5)
         for a, b in zip(found, alone[4], strict=True):
             for name in a:
                 np.testing.assert_allclose(a[name], b[name], atol=5e-5)
         for a, b in zip(rows, alone[0], strict=True):
             assert a.token_ids == b.token_ids
-            assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-5)
+            assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=5e-5)
         assert [r.edited for r in receipts] == [r.edited for r in alone[1]]
         torch.testing.assert_close(read[2], alone[2][2], atol=1e-3, rtol=1e-4)
         _interrupt_soon()
@@ -100,10 +100,10 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
     assert not [process for process in mine if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone):
+def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     stages = {"pipeline_parallel_size": 2, "enforce_eager": False}
-    # two workers below an engine in this process
-    with start(tiny_path, layers=[1, 2], sites=SITES, **stages) as engine:
+    with start(tiny_path, in_process=False, layers=[1, 2], sites=SITES, **stages) as engine:
         workers = engine._running.workers
         rows, receipts, read = measured(engine, plans)
         scores, found = scored(engine, plans)

@@ -69,7 +69,7 @@ def test_int8_codes_stand_for_the_weights():
 
 
 def multiplies_int8() -> bool:
-    """Whether the processor has instructions for sums of 8-bit products. Without them, vLLM's kernel rounds them away."""
+    """Whether the processor has instructions for sums of 8-bit products; without, vLLM's kernel cuts sums off."""
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").exists() else []
     return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"} & set(flags))
 
