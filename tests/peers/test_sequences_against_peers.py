@@ -48,8 +48,8 @@ def test_temperature(rows, temperature):
     logits, tokens = rows
     log_qs, entropies = selective_log_softmax_and_entropy(logits, tokens, temperature=temperature)
     ours = policy_steps(logits.flatten(0, 1), tokens.flatten(), SamplingPolicy(temperature=temperature))
-    torch.testing.assert_close(ours.log_qs, log_qs.flatten(), atol=2e-5, rtol=0)
-    torch.testing.assert_close(ours.entropies, entropies.flatten(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(ours.log_qs, log_qs.flatten(), atol=5e-5, rtol=0)
+    torch.testing.assert_close(ours.entropies, entropies.flatten(), atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.95, 0.999])
