@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,16 @@ from steerlab.display import Facts, Fold, Piece, Shown, Table, figure, shortened
 from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vector_diagnostics import Diagnostics
 
-# Files, formats and diagnostics are made of vectors and import this module, so methods load them by name when called.
+_LOADERS: dict[str, Callable[[], Any]] = {}
+
+
+def connect(**loaders: Callable[[], Any]) -> None:
+    """States how the modules above this one are loaded that the methods of vectors call; see `vector_methods`."""
+    _LOADERS.update(loaders)
+
+
+def _above(module: str) -> Any:
+    return _LOADERS[module]()
 
 
 @dataclass(frozen=True)
@@ -349,11 +357,11 @@ class SteeringVector(Shown):
         Source:
             nostalgebraist 2020, interpreting GPT: the logit lens.
         """
-        return import_module("steerlab.steering.top_tokens").top_tokens(self, engine, k)
+        return _above("top_tokens").top_tokens(self, engine, k)
 
     def save(self, path: str | Path) -> Path:
         """Writes a safetensors file with the card inside, atomically; see `steerlab.steering.files`."""
-        return import_module("steerlab.steering.files").save_vectors(path, [self])
+        return _above("files").save_vectors(path, [self])
 
     @classmethod
     def load(cls, path: str | Path) -> "SteeringVector":
@@ -362,7 +370,7 @@ class SteeringVector(Shown):
         Raises:
             VectorFileError: if it is not such a file, is damaged, or holds several vectors.
         """
-        return import_module("steerlab.steering.files").load_one_vector(path)
+        return _above("files").load_one_vector(path)
 
 
 def _term(vector: SteeringVector) -> str:
@@ -458,23 +466,19 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
         Raises:
             InputError: without an engine.
         """
-        return import_module("steerlab.steering.extraction.diagnostics").diagnose(
-            self, dev, engine, chat=chat, n_splits=n_splits
-        )
+        return _above("diagnostics").diagnose(self, dev, engine, chat=chat, n_splits=n_splits)
 
     def top_tokens(self, engine: Engine, k: Integer = 10) -> Any:
         """The tokens that each layer's vector raises most; see `SteeringVector.top_tokens`."""
-        return import_module("steerlab.steering.top_tokens").layer_top_tokens(self.by_layer, engine, k)
+        return _above("top_tokens").layer_top_tokens(self.by_layer, engine, k)
 
     def cosines(self, others: "VectorSet | None" = None) -> Any:
         """Cosines between the vectors of every two layers, or between this set's and another's."""
-        return import_module("steerlab.steering.cosines").cosine_matrix(
-            self.by_layer, None if others is None else others.by_layer
-        )
+        return _above("cosines").cosine_matrix(self.by_layer, None if others is None else others.by_layer)
 
     def save(self, path: str | Path) -> Path:
         """Writes all vectors to one safetensors file, atomically."""
-        return import_module("steerlab.steering.files").save_vectors(path, list(self.by_layer))
+        return _above("files").save_vectors(path, list(self.by_layer))
 
     @classmethod
     def load(cls, path: str | Path) -> "VectorSet":
@@ -483,7 +487,7 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is not such a file, is damaged, or holds several sites.
         """
-        return import_module("steerlab.steering.files").load_vector_set(path)
+        return _above("files").load_vector_set(path)
 
     def to_gguf(self, path: str | Path, *, model_hint: str) -> Path:
         """Writes a llama.cpp control vector, atomically; see `steerlab.steering.formats.gguf`.
@@ -491,7 +495,7 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: for vectors at another site than `resid_post`, or at layer 0.
         """
-        return import_module("steerlab.steering.formats.gguf").export_gguf(path, self, model_hint=model_hint)
+        return _above("gguf").export_gguf(path, self, model_hint=model_hint)
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> "VectorSet":
@@ -500,11 +504,11 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such file, or is damaged.
         """
-        return import_module("steerlab.steering.formats.gguf").import_gguf(path)
+        return _above("gguf").import_gguf(path)
 
     def to_torch(self, path: str | Path) -> Path:
         """Writes a `.pt` dictionary keyed by hook point, atomically; see `steerlab.steering.formats.torch_files`."""
-        return import_module("steerlab.steering.formats.torch_files").export_torch(path, self)
+        return _above("torch_files").export_torch(path, self)
 
     @classmethod
     def from_torch(cls, path: str | Path, *, site: str = "resid_post", layer: Integer | None = None) -> "VectorSet":
@@ -513,7 +517,7 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such file, is damaged, or refers to anything but tensors.
         """
-        return import_module("steerlab.steering.formats.torch_files").import_torch(path, site=site, layer=layer)
+        return _above("torch_files").import_torch(path, site=site, layer=layer)
 
     def to_steering_vectors(self) -> dict[str, Any]:
         """The arguments of a `steering_vectors.SteeringVector`; see `steerlab.steering.formats.steering_vectors`.
@@ -521,7 +525,7 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: for vectors at a site that has no layer type there.
         """
-        return import_module("steerlab.steering.formats.steering_vectors").export_steering_vectors(self)
+        return _above("steering_vectors").export_steering_vectors(self)
 
     @classmethod
     def from_steering_vectors(cls, steering_vector: Any) -> "VectorSet":
@@ -530,7 +534,7 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
         Raises:
             VectorFileError: if it is no such object, or its layer type has no hook point here.
         """
-        return import_module("steerlab.steering.formats.steering_vectors").import_steering_vectors(steering_vector)
+        return _above("steering_vectors").import_steering_vectors(steering_vector)
 
 
 def card_facts(card: VectorCard) -> list[tuple[str, Any]]:
