@@ -54,6 +54,7 @@ from steerlab.exploring.show_tokens import show_tokens as show_tokens
 from steerlab.scoring.distributions import read_distributions as read_distributions
 from steerlab.scoring.divergence import Divergence as Divergence
 from steerlab.scoring.divergence import divergence as divergence
+from steerlab.scoring.judging.judge import judge as judge
 from steerlab.scoring.sliding import Perplexity as Perplexity
 from steerlab.scoring.sliding import perplexity as perplexity
 from steerlab.sequences import BatchedSequences as BatchedSequences

@@ -9,7 +9,7 @@ from steerlab.core.hook_points import resolve_layers
 from steerlab.engines.vllm.client.info import describe, read_config, read_tokenizer
 from steerlab.engines.vllm.client.log_file import Log, log_of
 from steerlab.engines.vllm.client.processes import be_patient
-from steerlab.engines.vllm.patches.versions import require_vllm
+from steerlab.engines.vllm.patches.versions import moved, require_vllm
 from steerlab.engines.vllm.plugin import register
 from steerlab.engines.vllm.server.answers import InfoEndpoints
 from steerlab.engines.vllm.server.arguments import ServeOptions, stated_names, vllm_namespace
@@ -50,8 +50,9 @@ def serve(options: ServeOptions) -> None:
     with log.collecting():
         register()
         import uvloop
-        from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
         from vllm.logger import configure_logging_from_args
+
+        cli_env_setup = moved("cli_env_setup")
 
     args = vllm_namespace(options, found, config)
 
