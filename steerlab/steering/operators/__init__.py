@@ -20,6 +20,7 @@ Every operator takes four options:
 from steerlab.steering.operators._ablate import Ablate, ablate
 from steerlab.steering.operators._add import Add, add
 from steerlab.steering.operators._clamp import Clamp, clamp
+from steerlab.steering.operators._feature import Feature, feature
 from steerlab.steering.operators._rotate import Rotate, rotate
 from steerlab.steering.operators._set import Set, set
 from steerlab.steering.operators.base import Direction, Operator, Unit
@@ -27,7 +28,7 @@ from steerlab.steering.operators.edit import Edit, Norm
 from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.operators.registry import SHIPPED_OPERATORS, operator_from_json, register_operator
 
-SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate)
+SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate, sae_feature=Feature)
 
 __all__ = [
     "Ablate",
@@ -35,6 +36,7 @@ __all__ = [
     "Clamp",
     "Direction",
     "Edit",
+    "Feature",
     "Gate",
     "Norm",
     "Operator",
@@ -45,6 +47,7 @@ __all__ = [
     "ablate",
     "add",
     "clamp",
+    "feature",
     "operator_from_json",
     "register_operator",
     "rotate",
