@@ -13,7 +13,7 @@ PUBLIC = """
 Activations BackendMissingError BatchedSequences Completion ContextLengthError ContrastPairs Controls DataError
 DiagnosticsPack DiagnosticsResults DistributionDiagnostics Divergence Effect Engine EngineError Experiment
 GenerationConfig Generations HookPointError InputError LensEngine LogprobResults ModelNotFoundError NonFiniteError
-Perplexity Plan PlanError PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores
+Perplexity Plan PlanError PolicyError PromptError Receipt ReceiptError RemoteEngine RewardError RunError SamplingPolicy Scores
 SequenceDiagnostics SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics
 UnknownOperatorError VLLMEngine VectorFileError VectorMismatchError VectorSet VectorShapeError VectorValueError
 __version__ ablate add clamp compare create_steering_hook current_step display divergence dose_slider explain
