@@ -38,6 +38,7 @@ from steerlab.engines.lens import current_step as current_step
 from steerlab.engines.lens import generate_steered_response as generate_steered_response
 from steerlab.engines.lens import hooked_generate as hooked_generate
 from steerlab.engines.loading import load as load
+from steerlab.engines.remote import RemoteEngine as RemoteEngine
 from steerlab.engines.vllm import VLLMEngine as VLLMEngine
 from steerlab.experiment import Controls as Controls
 from steerlab.experiment import Effect as Effect
