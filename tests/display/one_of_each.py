@@ -75,6 +75,7 @@ def _of_engine(engine: Engine, text: str) -> dict[str, Any]:
         sl.perplexity(engine, f"{text} the cat ran home", plan=plan),
         sl.divergence(engine, engine, f"{text} the cat ran home", plan_a=plan),
         sl.show_tokens(engine, prompts, plan=plan),
+        sl.rank_heads(engine, pairs, layers=[0, 1], folds=2),
         *_judged(engine, text),
     ]
     return {type(one).__name__: one for one in shown}
