@@ -122,6 +122,23 @@ def test_every_operator_at_every_position_with_every_option(engine, lens, vector
     same_receipts(warm.receipts, cold.receipts)
 
 
+@pytest.mark.parametrize("method", ["reft_r1", "reps", "loreft"])
+def test_learned_edits_run_on_both_engines(engine, lens, method, tmp_path):
+    """Trained on one engine, saved, read back, and applied on both at all strengths and positions."""
+    texts = [(" wonderful day", 1), (" sad evening", -1)]
+    rows = [{"prompt": prompt, "target": text, "label": label} for prompt in PROMPTS for text, label in texts]
+    options = {"steps": 6, "batch_size": 4, "evaluate_every": 3, "learning_rate": 0.3}
+    options |= {"rank": 2} if method == "loreft" else {}
+    sl.extract(lens, sl.Targets.from_records(rows), method, layers=1, **options).save(tmp_path / "v.safetensors")
+    vector = sl.VectorSet.load(tmp_path / "v.safetensors")[1]
+    make = sl.loreft if method == "loreft" else lambda v, **given: sl.add(v, coef=1.0, **given)
+    plans = [sl.Plan(make(vector, where=where)).scaled(scale) for where in WHERES.values() for scale in (1.0, 0.5)]
+    plans.append(sl.Plan(make(vector, norm="keep", schedule=sl.schedule.linear(1.0, 0.2, over=4))))
+    engine.llm.reset_prefix_cache()
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
+    assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
+
+
 SITES = ["attn_out", "resid_mid", "mlp_out", "resid_pre"]
 
 

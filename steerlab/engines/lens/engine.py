@@ -383,7 +383,7 @@ class LensEngine(Shown):
     def added_vector_scores(
         self, prompts: Any, targets: Sequence[Any], point: HookPoint, where: Where, *, chat: bool = False
     ) -> DifferentiableScores:
-        """Scores as in `score`, differentiable in a vector that is added at a hook point; rows in order of pairs."""
+        """Scores as in `score`, differentiable in what is added at a hook point; rows in order of pairs."""
         pairs, contents = self._encoder.pairs(prompts, targets, chat=chat)
         rows = [(pair, contents[i]) for i, _, pair in pairs]
         model = BridgedModel(self.model)
