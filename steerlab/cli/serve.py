@@ -28,6 +28,9 @@ def serve(
     ] = None,
     max_directions: Annotated[int, typer.Option(help="Edits that one request may have at one layer.")] = 4,
     max_runs: Annotated[int, typer.Option(help="Separate runs of positions that one edit may act on.")] = 8,
+    max_token_rules: Annotated[
+        int, typer.Option(help="Sets that look at generated tokens which one request may have; at most 4.")
+    ] = 2,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     dtype: Annotated[
@@ -49,6 +52,7 @@ def serve(
             vectors=tuple(vectors or ()),
             max_directions=max_directions,
             max_runs=max_runs,
+            max_token_rules=max_token_rules,
             host=host,
             port=port,
             dtype=dtype,

@@ -25,6 +25,7 @@ class ServeOptions:
         vectors: folders whose vector files are offered.
         max_directions: edits that one request may have at one layer.
         max_runs: separate runs of positions that one edit may act on.
+        max_token_rules: sets that look at generated tokens which one request may have.
         host: address to listen on.
         port: port to listen on.
         dtype: of weights and activations, as vLLM names it.
@@ -36,6 +37,7 @@ class ServeOptions:
     vectors: tuple[Path, ...] = ()
     max_directions: int = 4
     max_runs: int = 8
+    max_token_rules: int = 2
     host: str = "127.0.0.1"
     port: int = 8000
     dtype: str = "auto"

@@ -44,7 +44,14 @@ def serve(options: ServeOptions) -> None:
     config = None
     if options.layers is not None:
         wired = resolve_layers(options.layers, int(hf_config.get_text_config().num_hidden_layers))
-        config = SteeringConfig(tuple(wired), options.max_directions, options.max_runs, capture_tokens=0, score_bytes=0)
+        config = SteeringConfig(
+            tuple(wired),
+            options.max_directions,
+            options.max_runs,
+            capture_tokens=0,
+            score_bytes=0,
+            max_token_rules=options.max_token_rules,
+        )
     log = log_of(stated_names(options.vllm_arguments))
     be_patient()
     with log.collecting():
@@ -60,7 +67,7 @@ def serve(options: ServeOptions) -> None:
             return Gateway(engine, None)
         tokenizer = None if args.skip_tokenizer_init else read_tokenizer(found.path)
         info = describe(found, hf_config, engine.model_config)
-        return Gateway(engine, PlanMaker(registry, config, info), tokenizer)
+        return Gateway(engine, PlanMaker(registry, config, info, tokenizer), tokenizer)
 
     with log.starting():
         cli_env_setup()
