@@ -55,6 +55,7 @@ from steerlab.exploring.show_tokens import show_tokens as show_tokens
 from steerlab.scoring.distributions import read_distributions as read_distributions
 from steerlab.scoring.divergence import Divergence as Divergence
 from steerlab.scoring.divergence import divergence as divergence
+from steerlab.scoring.judging.judge import judge as judge
 from steerlab.scoring.sliding import Perplexity as Perplexity
 from steerlab.scoring.sliding import perplexity as perplexity
 from steerlab.sequences import BatchedSequences as BatchedSequences
@@ -69,9 +70,12 @@ from steerlab.sequences import TokenStepDiagnostics as TokenStepDiagnostics
 from steerlab.sequences import register_dataset as register_dataset
 from steerlab.steering.explain import explain as explain
 from steerlab.steering.extraction.extract import extract as extract
+from steerlab.steering.extraction.head_ranking import HeadRanking as HeadRanking
+from steerlab.steering.extraction.head_ranking import rank_heads as rank_heads
 from steerlab.steering.formats.gguf import export_gguf as export_gguf
 from steerlab.steering.formats.loreft import import_loreft as import_loreft
 from steerlab.steering.formats.sae import import_sae as import_sae
+from steerlab.steering.heads import head_vector as head_vector
 from steerlab.steering.operators import ablate as ablate
 from steerlab.steering.operators import add as add
 from steerlab.steering.operators import clamp as clamp

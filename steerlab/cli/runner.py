@@ -19,6 +19,7 @@ from steerlab.core.hook_points import resolve_layers
 from steerlab.experiment.measurements.confirmation import Confirmation
 from steerlab.experiment.measurements.selection import Selection
 from steerlab.models.resolver import layer_count
+from steerlab.scoring.judging import RubricJudge
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class _Run:
 
     def __init__(self, spec: ExperimentSpec, inputs: Inputs, experiment: sl.Experiment, blame: Blame) -> None:
         self.spec, self.inputs, self.experiment, self.blame = spec, inputs, experiment, blame
+        self._loaded_judge: RubricJudge | None = None
 
     def prepare(self) -> None:
         """Loads the model and checks that steering does on it what it says."""
@@ -228,7 +230,7 @@ class _Run:
         wanted = self.spec.generations
         if wanted is None:
             return None
-        doses = self._generated_doses()
+        doses, judge = self._generated_doses(), self._judge()
         say(f"Generating from {len(self.inputs.prompts)} prompts at {', '.join(f'{dose:+g}' for dose in doses)}")
         with self.blame("generations"):
             return self.experiment.generate(
@@ -240,7 +242,21 @@ class _Run:
                 doses=doses,
                 stop=wanted.stop,
                 chat=wanted.chat,
+                judge=judge,
             )
+
+    def _judge(self) -> RubricJudge | None:
+        """The judge of completions, on the experiment's own engine or one of its own; loaded once."""
+        wanted = None if self.spec.generations is None else self.spec.generations.judge
+        if wanted is not None and self._loaded_judge is None:
+            options = {"aggregate": wanted.aggregate, "chat": wanted.chat, "lead": wanted.lead}
+            with self.blame("generations.judge"):
+                engine = self.experiment.engine
+                if wanted.model is not None:
+                    say(f"Loading {wanted.model} as the judge")
+                    engine = sl.load(wanted.model, dtype=self.spec.dtype)
+                self._loaded_judge = sl.judge(engine, wanted.rubric, wanted.scale, **options)
+        return self._loaded_judge
 
     def _generated_doses(self) -> list[float]:
         spec = self.spec
@@ -316,6 +332,13 @@ def _show(
             show_entropy(one.entropy, dose=max(spec.doses), axis=effect.settings.axis)
         if one.samples is not None:
             show_samples(one.samples)
+            if "judge" in one.samples.columns:
+                _show_ratings(one.samples)
+
+
+def _show_ratings(frame: pd.DataFrame) -> None:
+    for dose, rating in frame.groupby("dose", sort=True).judge.mean().items():
+        say(f"{f'rating at {dose:+g}':<17} {rating:.3f} (the judge's mean over completions)")
 
 
 def _show_cost(frame: pd.DataFrame) -> None:

@@ -177,6 +177,37 @@ class PolicySpec(Section):
     repetition_penalty: Number = 1.0
 
 
+class JudgeSpec(Section):
+    """A model that rates the completions; see `steerlab.judge`.
+
+    Attributes:
+        rubric: the question with a place `{text}`, or several by name.
+        scale: the labels; or by label what it counts.
+        model: alias, directory or hub id of the judge; by default the experiment's own model.
+        aggregate: how several ratings become one.
+        chat: ask in a turn of a chat.
+        lead: text between rubric and label.
+    """
+
+    rubric: str | dict[str, str]
+    scale: list[str] | dict[str, Number] = ["0", "1", "2"]
+    model: str | None = None
+    aggregate: Literal["harmonic_mean", "mean"] = "harmonic_mean"
+    chat: bool = False
+    lead: str | None = None
+
+    @model_validator(mode="after")
+    def _check_rubric(self) -> Self:
+        from steerlab.scoring.judging.rubric import RATED, check_places, rubrics_of, scale_of
+
+        try:
+            scale_of(self.scale)
+            check_places(rubrics_of(self.rubric), RATED, "given")
+        except sl.InputError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        return self
+
+
 class GenerationsSpec(Section):
     """Completions side by side.
 
@@ -187,6 +218,7 @@ class GenerationsSpec(Section):
         n: completions per prompt and dose.
         stop: strings that end a completion.
         chat: each prompt is a user's turn.
+        judge: a model that rates every completion.
     """
 
     prompts: list[str] | FilePath
@@ -195,6 +227,7 @@ class GenerationsSpec(Section):
     n: int = 1
     stop: list[str] = []
     chat: bool = False
+    judge: JudgeSpec | None = None
 
 
 class SelfcheckSpec(Section):

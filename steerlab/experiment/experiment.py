@@ -413,12 +413,13 @@ class Experiment(Shown):
             doses: factors the plan is scaled by.
             stop: strings that end a completion.
             chat: take strings as user turns of a chat.
-            judge: a function of (prompt, text) that gives a number, or several by name; asked on every call.
+            judge: a `steerlab.judge`, whose ratings are kept in the run with its model and rubrics; or a function of
+                (prompt, text) that gives a number, or several by name, asked on every call.
 
         Returns:
             A row per prompt, sample and dose: `prompt_index`, `sample_index`, `prompt`, `dose`, `text`, `num_tokens`,
             `finish_reason`, `log_prob`, `log_q`, `token_ids`, `edited_tokens`, `plan_hash`, `policy`; with a judge
-            `judge`, or `judge_<name>` per name.
+            `judge`, or `judge_<name>` per name; of a `steerlab.judge` also entropy (nats) and mass of the ratings.
 
         Examples:
             >>> rows = exp.generate(plan, prompts, doses=[0, 0.2], max_new_tokens=4, judge=lambda p, t: len(t))

@@ -184,6 +184,22 @@ def test_captures_show_the_stream_after_these_edits(engine, lens, vector):
             torch.testing.assert_close(ours[layer], theirs[layer], atol=5e-4, rtol=1e-4)
 
 
+def test_a_change_of_a_head_is_the_same_edit(engine, lens):
+    """Of single heads, of several of one layer, and at several layers, with options of an edit."""
+    rng = torch.Generator().manual_seed(5)
+    head = {key: sl.head_vector(lens, *key, torch.randn(32, generator=rng)) for key in ((1, 0), (1, 3), (2, 2))}
+    plans = [
+        sl.Plan(sl.add(head[1, 3], coef=3.0)),
+        sl.Plan(sl.add(head[1, 0] + head[1, 3], dose=2.0, where=w.all()), sl.add(head[2, 2], coef=-3.0)),
+        sl.Plan(sl.ablate(head[2, 2], where=w.prompt() & ~w.index(0)), sl.add(head[1, 0], coef=4.0, norm="keep")),
+    ]
+    assert compare(engine, lens, PROMPTS[:3], plans) >= 6
+    with pytest.raises(sl.HookPointError, match="read only"):
+        engine.capture(PROMPTS[:1], layers=1, site="z")
+    with pytest.raises(sl.InputError, match=r"VLLMEngine\. The vectors then run on every engine"):
+        sl.head_vector(engine, 1, 0, torch.ones(32))
+
+
 # --- conditions ---------------------------------------------------------------------------------------------------
 
 

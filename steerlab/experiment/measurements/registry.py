@@ -8,6 +8,7 @@ from steerlab.experiment.measurements.effect import EFFECT
 from steerlab.experiment.measurements.entropy import ENTROPY
 from steerlab.experiment.measurements.generations import GENERATIONS
 from steerlab.experiment.measurements.interaction import INTERACTION
+from steerlab.experiment.measurements.judgements import JUDGEMENT
 from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.parity import PARITY
 from steerlab.experiment.measurements.selection import SELECTION
@@ -23,6 +24,7 @@ MEASUREMENTS: Final[tuple[Measurement, ...]] = (
     ENTROPY,
     COST,
     GENERATIONS,
+    JUDGEMENT,
     PARITY,
     INTERACTION,
     TRANSFER,

@@ -9,6 +9,7 @@ from typing import Any
 
 from steerlab.core.errors import InputError
 from steerlab.core.numbers import check_integer
+from steerlab.engines.vllm.patches.versions import moved
 from steerlab.engines.vllm.wire.config import KEY, SteeringConfig
 from steerlab.models.resolver import ResolvedModel
 
@@ -75,8 +76,9 @@ def vllm_namespace(options: ServeOptions, found: ResolvedModel, config: Steering
         InputError: for one that steering does not work with.
         SystemExit: for one that vLLM does not know; it prints why.
     """
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    make_arg_parser, validate_parsed_serve_args = moved("make_arg_parser"), moved("validate_parsed_serve_args")
 
     _check_not_ours(options.vllm_arguments)
     parser = make_arg_parser(FlexibleArgumentParser(prog="steerlab serve MODEL --", usage="%(prog)s [vLLM's options]"))

@@ -12,7 +12,7 @@ from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_conf
 from steerlab.engines.vllm.client.log_file import Log, log_of
 from steerlab.engines.vllm.client.processes import be_patient
 from steerlab.engines.vllm.engine import ServedModel, VLLMEngine
-from steerlab.engines.vllm.patches.versions import require_vllm
+from steerlab.engines.vllm.patches.versions import moved, require_vllm
 from steerlab.engines.vllm.plugin import register
 from steerlab.engines.vllm.server.answers import InfoEndpoints
 from steerlab.engines.vllm.server.arguments import ServeOptions, stated_names, vllm_namespace
@@ -67,8 +67,9 @@ def serve(options: ServeOptions) -> None:
     with log.collecting():
         register()
         import uvloop
-        from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
         from vllm.logger import configure_logging_from_args
+
+        cli_env_setup = moved("cli_env_setup")
 
     args = vllm_namespace(options, found, config)
 
