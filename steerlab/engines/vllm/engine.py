@@ -41,6 +41,7 @@ from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
 from steerlab.runtime.encoding import Encoder, Pair
 from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
+from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import PlanArgument
 from steerlab.steering.positions.by_tokens import on_model
 from steerlab.steering.positions.prompt_lookup import PromptContent
@@ -218,6 +219,15 @@ class VLLMEngine(Shown):
     def llm(self) -> Any:
         """The `vllm.LLM` behind this engine."""
         return self._running.llm
+
+    def check_wired(self, plan: Plan) -> None:
+        """Checks that every hook point of a plan is wired.
+
+        Raises:
+            PlanError: otherwise; says which `layers` and `sites` to start with.
+        """
+        for point in plan.hook_points:
+            wired_point(point, self.config)
 
     def close(self) -> None:
         """Ends vLLM and its processes. The engine cannot be used afterwards."""
