@@ -120,6 +120,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         pairs=pairs,
         neutral=[f"{text} a text"],
     )
+    beside = exp.baselines(effect, sl.prompting([text]), ratios=1.01)
     chosen = exp.select(vectors, [0.1, 0.2], targets, texts=[f"{text} a text"])
     confirmed = exp.confirm(chosen, held_out)
     other = sl.Plan(sl.add(vectors[0], dose=1.0))
@@ -141,6 +142,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         moved,
         same,
         exp.results.judgements[0],
+        beside,
         exp.verify(n=0),
         sl.compare(exp, other_run),
     ]

@@ -21,6 +21,7 @@ from steerlab.steering.operators._ablate import Ablate, ablate
 from steerlab.steering.operators._add import Add, add
 from steerlab.steering.operators._clamp import Clamp, clamp
 from steerlab.steering.operators._feature import Feature, feature
+from steerlab.steering.operators._loreft import Loreft, loreft
 from steerlab.steering.operators._rotate import Rotate, rotate
 from steerlab.steering.operators._set import Set, set
 from steerlab.steering.operators.base import Direction, Operator, Unit
@@ -28,7 +29,8 @@ from steerlab.steering.operators.edit import Edit, Norm
 from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.operators.registry import SHIPPED_OPERATORS, operator_from_json, register_operator
 
-SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate, sae_feature=Feature)
+SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate, loreft=Loreft)
+SHIPPED_OPERATORS.update(sae_feature=Feature)
 
 __all__ = [
     "Ablate",
@@ -38,6 +40,7 @@ __all__ = [
     "Edit",
     "Feature",
     "Gate",
+    "Loreft",
     "Norm",
     "Operator",
     "Rotate",
@@ -48,6 +51,7 @@ __all__ = [
     "add",
     "clamp",
     "feature",
+    "loreft",
     "operator_from_json",
     "register_operator",
     "rotate",
