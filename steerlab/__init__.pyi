@@ -75,6 +75,8 @@ from steerlab.steering.explain import explain as explain
 from steerlab.steering.extraction.extract import extract as extract
 from steerlab.steering.extraction.head_ranking import HeadRanking as HeadRanking
 from steerlab.steering.extraction.head_ranking import rank_heads as rank_heads
+from steerlab.steering.extraction.responses import Responses as Responses
+from steerlab.steering.extraction.text_sets import extract_unpaired as extract_unpaired
 from steerlab.steering.feature_activations import FeatureActivations as FeatureActivations
 from steerlab.steering.formats.gguf import export_gguf as export_gguf
 from steerlab.steering.formats.loreft import import_loreft as import_loreft

@@ -44,6 +44,7 @@ PromptError
 Receipt
 ReceiptError
 RemoteEngine
+Responses
 RewardError
 RunError
 SamplingPolicy
@@ -76,6 +77,7 @@ dose_slider
 explain
 export_gguf
 extract
+extract_unpaired
 feature
 few_shot
 generate_steered_response

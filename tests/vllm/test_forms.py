@@ -246,6 +246,14 @@ def test_features_of_sparse_autoencoders(engine, lens, tmp_path):
     assert compare(engine, lens, prompts, plans) > len(plans)
 
 
+def test_vectors_of_responses_are_those_of_the_reference(engine, lens):
+    pairs = sl.ContrastPairs.from_lists(PROMPTS[:2], PROMPTS[2:4])
+    options = {"read": w.generated(), "responses": sl.Responses(6, policy=GREEDY), "layers": [1, 2]}
+    ours, theirs = (sl.extract(one, pairs, **options) for one in (engine, lens))
+    for layer in (1, 2):
+        torch.testing.assert_close(ours[layer].values, theirs[layer].values, atol=5e-4, rtol=1e-4)
+
+
 # --- conditions ---------------------------------------------------------------------------------------------------
 
 
