@@ -817,6 +817,30 @@ MUTANTS = [
         "tests/experiment/test_effect.py",
     ),
     Mutant(
+        "what is not shown called no effect",
+        "if small and not passed:",
+        "if not passed:",
+        "tests/experiment/test_effect.py",
+    ),
+    Mutant(
+        "one of two one-sided tests is enough",
+        "-figures.margin < low and high < figures.margin",
+        "-figures.margin < low or high < figures.margin",
+        "tests/experiment/test_effect.py",
+    ),
+    Mutant(
+        "a margin from the mean of random directions",
+        "np.quantile(np.abs(drawn), MARGIN_QUANTILE)",
+        "np.mean(np.abs(drawn))",
+        "tests/experiment/test_effect.py",
+    ),
+    Mutant(
+        "a normal interval for few groups",
+        "scipy.stats.t.ppf((1 + level) / 2, n_groups - 1)",
+        "scipy.stats.norm.ppf((1 + level) / 2)",
+        "tests/measures/test_intervals.py",
+    ),
+    Mutant(
         "doses that destroy the text are fitted",
         "affordable = set(cost[cost.ppl_ratio <= settings.max_ppl_ratio].dose)",
         "affordable = set(cost.dose)",

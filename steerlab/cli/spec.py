@@ -271,6 +271,8 @@ class ExperimentSpec(Section):
         controls: control arms of the effect.
         metric: `log_prob_margin` or `choice_prob`.
         max_ppl_ratio: doses that cost more enter no fit.
+        smallest: the size of the smallest slope that matters, per unit of dose.
+        adjust: how ranks of several vectors are adjusted, `holm` or `fdr`.
         neutral: text for cost and entropy, paragraphs apart by a blank line; shipped prose by default.
         policy: sampling policy of generations, cost and entropy.
         cost: perplexity of neutral text with its interval at every dose; with generations, at theirs, and repetition,
@@ -299,6 +301,8 @@ class ExperimentSpec(Section):
     controls: ControlsSpec = ControlsSpec()
     metric: str = "log_prob_margin"
     max_ppl_ratio: Number = 1.5
+    smallest: Number | None = None
+    adjust: Literal["holm", "fdr"] = "holm"
     neutral: FilePath | None = None
     policy: PolicySpec = PolicySpec()
     cost: bool = False

@@ -92,6 +92,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
     check = exp.selfcheck(allow_failure=True)
     vectors = _named(exp.extract(pairs, layers=[0, 1]), text)
     plan = sl.Plan(sl.add(vectors[1], dose=1.0))
+    planned = exp.preregister(text, plan, targets, [-0.2, 0, 0.2])
     effect = exp.effect(
         plan,
         targets,
@@ -112,6 +113,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         exp,
         exp.results,
         check,
+        planned,
         effect,
         chosen,
         confirmed,

@@ -10,7 +10,7 @@ from steerlab.experiment.blocks import Folded, KeyFigures, Subsection, Table, Ve
 from steerlab.experiment.blocks.tables import MAX_ROWS, cell, table_of
 from steerlab.experiment.measurements.confirmation import Confirmation
 from steerlab.experiment.measurements.cost import cost_blocks
-from steerlab.experiment.measurements.effect.result import Comparisons, Effect
+from steerlab.experiment.measurements.effect import Comparisons, Effect
 from steerlab.experiment.measurements.entropy import token_blocks
 from steerlab.experiment.measurements.generations import generation_blocks
 from steerlab.experiment.measurements.parity import Parity, parity_finding

@@ -10,12 +10,14 @@ from steerlab.experiment.measurements.generations import GENERATIONS
 from steerlab.experiment.measurements.interaction import INTERACTION
 from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.parity import PARITY
+from steerlab.experiment.measurements.preregistration import PREREGISTRATION
 from steerlab.experiment.measurements.selection import SELECTION
 from steerlab.experiment.measurements.selfcheck import SELFCHECK
 from steerlab.experiment.measurements.transfer import TRANSFER
 from steerlab.experiment.measurements.vectors import VECTORS
 
 MEASUREMENTS: Final[tuple[Measurement, ...]] = (
+    PREREGISTRATION,
     EFFECT,
     SELFCHECK,
     SELECTION,
