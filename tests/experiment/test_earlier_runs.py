@@ -16,7 +16,7 @@ import pytest
 import steerlab as sl
 from steerlab.experiment.measurements.registry import MEASUREMENTS
 
-LATER_KINDS = {"preregistration"}
+LATER_KINDS = {"preregistration", "baseline", "judgement", "protocol"}
 STORED = Path(__file__).with_name("earlier_run") / "run.zip"
 
 

@@ -116,7 +116,7 @@ def test_the_title_block_says_question_model_date_and_verdict() -> None:
     assert made.lead.startswith(
         f"{effect.verdict.capitalize()}: the log-prob margin (nats) changes by +1.50 per unit of "
     )
-    assert "worst rank among control arms is 0.050." in made.lead
+    assert "worst rank among control arms is 0.050; what counts as small is ±0.10." in made.lead
     assert dict(made.facts) == {
         "question": "Does plan move the log-prob margin (nats) of 2 items, and more than control arms do?",
         "model": "tiny",
