@@ -82,6 +82,7 @@ from steerlab.steering.heads import head_vector as head_vector
 from steerlab.steering.operators import ablate as ablate
 from steerlab.steering.operators import add as add
 from steerlab.steering.operators import clamp as clamp
+from steerlab.steering.operators import loreft as loreft
 from steerlab.steering.operators import rotate as rotate
 from steerlab.steering.operators import set as set
 from steerlab.steering.operators.registry import register_operator as register_operator

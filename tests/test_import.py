@@ -83,6 +83,7 @@ import_sae
 judge
 load
 logit_lens
+loreft
 perplexity
 plot_diagnostics
 plots
