@@ -10,8 +10,9 @@ from tests.display.one_of_each import EVIL, one_of_each
 from tests.display.test_display import Reader
 
 WITHOUT_TEXTS = """
-Activations DiagnosticsPack DiagnosticsResults Diagnostics Divergence HeadRanking LensEngine LogprobResults ModelInfo
-Perplexity Score Scores SelfCheck SequenceDiagnostics TokenStepDiagnostics Transfer
+Activations DiagnosticsPack DiagnosticsResults Diagnostics Divergence FeatureActivations HeadRanking LensEngine
+LogprobResults ModelInfo Perplexity Score Scores SelfCheck SequenceDiagnostics SparseAutoencoder TokenStepDiagnostics
+Transfer
 """.split()
 """Results that hold numbers and hashes only; of some, the receipts name a vector."""
 

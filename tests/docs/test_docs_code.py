@@ -23,6 +23,7 @@ RUN = [
     "docs/generation.md",
     "docs/exploring.md",
     "docs/how-to/heads.md",
+    "docs/how-to/sae-features.md",
     "docs/judging.md",
     "docs/protocols.md",
     "docs/how-to/model.md",

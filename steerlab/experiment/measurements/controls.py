@@ -14,6 +14,7 @@ from steerlab.core.numbers import check_flag, check_integer
 from steerlab.measures.intervals import rank_floor
 from steerlab.steering.extraction.estimators import ESTIMATORS, estimator
 from steerlab.steering.extraction.extract import PairActivations, read_pairs
+from steerlab.steering.extraction.responses import Responses
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import where as positions
 from steerlab.steering.vectors import SteeringVector
@@ -185,6 +186,7 @@ def _activations(engine: Engine, vector: SteeringVector, pairs: ContrastPairs) -
         read=positions.from_json(dict(card.read)),
         pool=card.pool or "mean",
         chat=card.chat,
+        responses=None if card.responses is None else Responses.from_json(card.responses),
     )
 
 
