@@ -1,7 +1,9 @@
 """Published protocols, each a function of an experiment: on any engine, resumable, its table in the paper's shape."""
 
 from steerlab.experiment.measurements.protocols import ProtocolResult
+from steerlab.protocols.axbench import axbench
+from steerlab.protocols.axbench_data import Concept, read_concepts, read_instructions
 from steerlab.protocols.choices import ChoiceItems
 from steerlab.protocols.steerability import steerability
 
-__all__ = ["ChoiceItems", "ProtocolResult", "steerability"]
+__all__ = ["ChoiceItems", "Concept", "ProtocolResult", "axbench", "read_concepts", "read_instructions", "steerability"]
