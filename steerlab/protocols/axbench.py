@@ -82,9 +82,9 @@ def axbench(
 
     Returns:
         A `ProtocolResult`. `table`: a row per method: `concepts`, `score` (the mean rating from 0 to 2) with its
-        interval, concepts resampled, the means of the three parts, and `factor`, the mean of those chosen. `rows`: a row
-        per method, concept, instruction and factor: `text`, `score`, the parts' expected ratings, `mass`, `half` (`choose`
-        or `report`) and `chosen`.
+        interval, concepts resampled, the means of the three parts, and `factor`, the mean of those chosen. `rows`: a
+        row per method, concept, instruction and factor: `text`, `score`, the parts' expected ratings, `mass`, `half`
+        (`choose` or `report`) and `chosen`.
 
     Raises:
         InputError: for unknown methods, no concept, fewer than two instructions, or factors that are not positive.
