@@ -13,6 +13,7 @@ import torch
 
 import steerlab as sl
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy
+from tests.docs.pages import ROOT, blocks
 from tests.engines.contract import EngineContract
 from tests.vllm.conftest import INF_TOKEN, NAN_TOKEN
 from tests.vllm.served import BLOCK, KEY, Served
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 GREEDY = sl.SamplingPolicy.greedy()
 SAMPLED = sl.SamplingPolicy(temperature=0.8, top_p=0.9)
+SHORT = [5 + (3 * i) % 300 for i in range(9)]
 PROMPTS = ["The ferry leaves", "Nobody knew why the old clock had stopped", "Two plus two"]
 TARGETS = [[" the harbour", " at seven"], [" again"], [" equals four", " is", " three!"]]
 LONG = [7 + (11 * i) % 300 for i in range(3 * BLOCK + 3)]
@@ -38,6 +40,7 @@ def server(overflowing_path, vector, tmp_path_factory):
     folder = tmp_path_factory.mktemp("offered")
     vector(1).save(folder / "north.safetensors")
     options = ["--layers", "1,2", "--sites", "attn_out,resid_post", "--allow-vectors", "--vectors", str(folder)]
+    options += ["--call-mib", "8"]
     served = Served(overflowing_path, options, tmp_path_factory.mktemp("log") / "server.txt")
     served.start()
     try:
@@ -91,7 +94,7 @@ def test_it_gives_what_the_lens_engine_gives(engine, lens, vector):
 
 def test_doses_are_in_the_servers_median_norms(engine, lens):
     assert engine.median_norm(1) == pytest.approx(lens.median_norm(1), rel=1e-5)
-    with pytest.raises(sl.InputError, match="not wired|layers="):
+    with pytest.raises(sl.InputError, match="wired"):
         engine.median_norm(3)
 
 
@@ -171,7 +174,7 @@ REFUSED = {
     "rows": ("generate", {"prompts": ["a"], "n": 100_000}, "at most 65,536 rows"),
     "size": (
         "measure",
-        {"prompts": ["a"] * 400, "targets": [["b" * 400]] * 400, "measures": {"all": {"kind": "log_distribution"}}},
+        {"prompts": [LONG], "targets": [[LONG] * 15], "measures": {"all": {"kind": "log_distribution"}}},
         "a larger --call-mib",
     ),
 }
@@ -210,7 +213,7 @@ def test_an_address_without_a_server_says_so(server):
     with pytest.raises(sl.EngineError, match="Nothing answers"):
         sl.RemoteEngine("http://127.0.0.1:9", patience=0)
     with pytest.raises(sl.InputError, match="no address"):
-        sl.RemoteEngine("http://[", patience=0)
+        sl.RemoteEngine("gpu-machine:8000")
     assert sl.RemoteEngine(f"{server.url}/v1", api_key=KEY).url == server.url
 
 
@@ -245,9 +248,18 @@ def test_a_call_that_is_sent_twice_runs_once(server, engine):
 
 
 def _requests_run(server):
-    """Requests that vLLM has counted as ended."""
+    """Requests that vLLM has counted as run to their end."""
     lines = server.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
+    own = [line for line in lines if line.startswith("vllm:request_success_total") and "abort" not in line]
+    return sum(float(line.split()[-1]) for line in own)
+
+
+def _until(holds):
+    """Waits until something is so; half a minute at most."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _running(server):
@@ -267,22 +279,20 @@ def test_closing_the_connection_ends_the_rows(server, engine):
         "stop": ["never said"],
     }
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": CONTENT_TYPE}
+    before = _requests_run(server)
     with httpx.stream(
         "POST", f"{server.url}/steerlab/generate", content=Frame(content).encoded(), headers=headers, timeout=60
     ) as answer:
         next(answer.iter_bytes())
-        assert _running(server) > 0
-    for _ in range(100):
-        if _running(server) == 0:
-            break
-        time.sleep(0.1)
-    assert _running(server) == 0
+        _until(lambda: _running(server) > 0)
+    _until(lambda: _running(server) == 0)
+    assert _requests_run(server) - before < 8  # they were ended, and did not run to their end
     assert len(engine.generate("Two plus two", policy=GREEDY, max_new_tokens=4)[0].token_ids) == 4
 
 
 def test_mixed_requests_of_many_clients_do_not_harm_each_other(server, engine, lens, vector):
     """Plain, steered, conditional, scored, captured, poisoned and broken-off calls at the same time."""
-    plain = [SHORT := [5 + (3 * i) % 300 for i in range(9)], LONG, LONG[:40]]
+    plain = [SHORT, LONG, LONG[:40]]
     fresh = {len(p): lens.generate([p], policy=GREEDY, max_new_tokens=12)[0].token_ids for p in plain}
     steered = sl.Plan(sl.add(vector(1, 7), coef=3.0, where=sl.where.all()))
     never = sl.Plan(sl.add(vector(1), coef=9.0, when=sl.when(vector(1, 2), above=1e6)))
@@ -326,6 +336,21 @@ def test_mixed_requests_of_many_clients_do_not_harm_each_other(server, engine, l
         answers = list(pool.map(ask, range(240)))
     assert [index for index, is_right in enumerate(answers) if not is_right] == []
     assert server.process.poll() is None
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:About:UserWarning")
+def test_the_page_runs(server, engine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEERLAB_SERVER", server.url)
+    monkeypatch.setenv("STEERLAB_KEY", KEY)
+    names = {"__name__": "__main__"}
+    for block in blocks(ROOT / "docs/how-to/remote.md"):
+        assert block.not_run is None
+        exec(compile(block.source, "remote.md", "exec"), names)
+    assert names["effect"].verdict in ("effect", "no effect", "inconclusive", "collapsed", "not tested")
 
 
 # --- experiments --------------------------------------------------------------------------------------------------

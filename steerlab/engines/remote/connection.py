@@ -39,6 +39,8 @@ class RemoteConnection:
 
     def __init__(self, url: str, api_key: str | None, patience: float) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000.")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         times = httpx.Timeout(_SILENCE, connect=_CONNECT, pool=None)
         self._patience = patience

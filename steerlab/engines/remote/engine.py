@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
-from steerlab.core.errors import InputError, SteerlabError
+from steerlab.core.errors import InputError, PlanError, SteerlabError
 from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
 from steerlab.core.numbers import check_flag, check_integer, check_number
 from steerlab.core.policy import SamplingPolicy
@@ -106,6 +106,22 @@ class RemoteEngine(Shown):
         """The model's own tokenizer; its files come from the server, once, and are kept in the cache."""
         running = self._running
         return remote_tokenizer(self.described["tokenizer"], lambda: running.read("tokenizer"))
+
+    def check_wired(self, plan: Plan) -> None:
+        """Checks that the server can edit every hook point of a plan.
+
+        Raises:
+            PlanError: otherwise; says which layers and sites to start it with.
+        """
+        layers, sites = self.traits.layers, self.described["sites"]
+        for point in plan.hook_points:
+            pre = point.site == "resid_pre"
+            same = HookPoint(max(0, point.layer - 1), "resid_post") if pre else point
+            if same.layer not in layers or same.site not in sites or (pre and point.layer == 0):
+                raise PlanError(
+                    f"{point.name} is not wired: the server at {self.url} was started with --layers "
+                    f"{','.join(map(str, layers))} --sites {','.join(sites)}. Start it with others, or use these."
+                )
 
     def close(self) -> None:
         """Closes the connection; the server runs on. The engine cannot be used afterwards."""

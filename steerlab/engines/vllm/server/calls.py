@@ -31,6 +31,9 @@ from steerlab.steering.plan import Plan
 MAX_ROWS = 1 << 16
 """Rows that one call may have."""
 
+_PLAIN = 5
+"""How many times as long as the bytes of a number its digits in JSON are, about."""
+
 _ALWAYS = {"prompts", "plans", "plan_of", "steering", "chat"}
 OPTIONS: dict[str, set[str]] = {
     "generate": _ALWAYS
@@ -140,9 +143,9 @@ class Call:
         assert self.desk.runner is not None
         if not requests:
             return []
-        if len(requests) > MAX_ROWS:
-            raise InputError(f"One call has at most {MAX_ROWS:,} rows, got {len(requests):,}; ask for fewer at a time.")
-        self._check_size(sum(self._bytes(request) for request in requests))
+        _check_rows(len(requests))
+        weight = _PLAIN if self.plain else 1
+        self._check_size(weight * sum(self._bytes(request) for request in requests))
         self.progress.n_rows += len(requests)
         work = self.desk.runner.run(requests, self.progress.note)
         with self._lock:
@@ -193,6 +196,7 @@ class Call:
     def _arguments(self, content: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the engine's call."""
         found = {key: value for key, value in content.items() if key not in ("plans", "plan_of", "steering")}
+        _check_rows(_count(found))
         found["plan"] = self._plan(content)
         if "policy" in found:
             found["policy"] = _policy(found["policy"])
@@ -227,6 +231,21 @@ class Call:
                     "into a folder given to --vectors, or start the server with --allow-vectors, so that calls may "
                     "bring their own."
                 )
+
+
+def _check_rows(count: int) -> None:
+    if count > MAX_ROWS:
+        raise InputError(f"One call has at most {MAX_ROWS:,} rows, got {count:,}; ask for fewer at a time.")
+
+
+def _count(content: Mapping[str, Any]) -> int:
+    """Rows that a call asks for, before any is made; what is of the wrong kind is refused later."""
+    targets, variants, n = content.get("targets"), content.get("variants"), content.get("n", 1)
+    if isinstance(targets, list):
+        n_variants = len(variants) if isinstance(variants, list) else 1
+        return n_variants * sum(len(row) if isinstance(row, list) else 1 for row in targets)
+    prompts = content["prompts"]
+    return (len(prompts) if isinstance(prompts, list) else 1) * (n if isinstance(n, int) else 1)
 
 
 def _policy(given: Any) -> SamplingPolicy:
