@@ -3,7 +3,21 @@
 from steerlab.experiment.measurements.protocols import ProtocolResult
 from steerlab.protocols.axbench import axbench
 from steerlab.protocols.axbench_data import Concept, read_concepts, read_instructions
+from steerlab.protocols.caa import against_published, caa
 from steerlab.protocols.choices import ChoiceItems
+from steerlab.protocols.refusal import ablation_everywhere, refusal
 from steerlab.protocols.steerability import steerability
 
-__all__ = ["ChoiceItems", "Concept", "ProtocolResult", "axbench", "read_concepts", "read_instructions", "steerability"]
+__all__ = [
+    "ChoiceItems",
+    "Concept",
+    "ProtocolResult",
+    "ablation_everywhere",
+    "against_published",
+    "axbench",
+    "caa",
+    "read_concepts",
+    "read_instructions",
+    "refusal",
+    "steerability",
+]
