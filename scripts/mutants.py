@@ -74,6 +74,43 @@ class Mutant:
 
 
 MUTANTS = [
+    # --- judges, baselines, protocols -----------------------------------------------------------------------------
+    Mutant(
+        "a label counts the longer ones that begin with it",
+        "own[max(shorter, key=lambda k: len(ids[k]))] -= shares[longer]",
+        "pass",
+        "tests/measures/test_ratings.py",
+    ),
+    Mutant(
+        "a longer label is taken from every shorter one",
+        "own[max(shorter, key=lambda k: len(ids[k]))] -= shares[longer]",
+        "own[shorter] -= shares[longer]",
+        "tests/measures/test_ratings.py",
+    ),
+    Mutant(
+        "the second order of a pair is read as the first",
+        "shown_first, shown_second = a_first, 1 - b_first",
+        "shown_first, shown_second = a_first, b_first",
+        "tests/scoring/test_judging.py",
+    ),
+    Mutant(
+        "an arm is followed beyond what it cost",
+        "return Crossing(len(costs) - 1, 0.0) if len(costs) and costs[-1] == level else None",
+        "return Crossing(len(costs) - 1, 0.0) if len(costs) else None",
+        "tests/measures/test_equal_cost.py",
+    ),
+    Mutant(
+        "the direction is ablated at the prompt's end only",
+        "Plan(*(ablate(one, where=where.all()) for one in moved))",
+        "Plan(*(ablate(one) for one in moved))",
+        "tests/protocols/test_refusal.py",
+    ),
+    Mutant(
+        "the KL filter lets everything through",
+        '[f"KL above {max_kl:g}"] if kl > max_kl else []',
+        "[]",
+        "tests/protocols/test_refusal.py",
+    ),
     # --- core -----------------------------------------------------------------------------------------------------
     Mutant(
         "seed ignored",

@@ -24,6 +24,7 @@ RUN = [
     "docs/exploring.md",
     "docs/how-to/heads.md",
     "docs/judging.md",
+    "docs/protocols.md",
     "docs/how-to/model.md",
     "docs/how-to/vectors.md",
     "docs/how-to/data.md",
