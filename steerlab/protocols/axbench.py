@@ -166,7 +166,8 @@ def _rated(judge: RubricJudge, texts: pd.DataFrame, asked: Sequence[str]) -> pd.
     """A row per text with its ratings; a batch of the judge per factor."""
     parts = []
     for factor, part in texts.groupby("dose", sort=True):
-        prompts = [asked[k] for k in part.prompt_index]
+        places: list[int] = part.prompt_index.tolist()
+        prompts = [asked[k] for k in places]
         said = judge.rate(part.text.tolist(), prompts=prompts)
         expected = {name: said.of(name).expected.to_numpy() for name in PARTS}
         mass = np.min([said.of(name).mass.to_numpy() for name in PARTS], axis=0)
@@ -183,7 +184,8 @@ def _choose(rows: pd.DataFrame, n: int) -> pd.DataFrame:
     keys = zip(rows.concept_name, rows.method, strict=True)
     rows["chosen"] = rows.factor == np.array([best[key] for key in keys])
     first_columns = ["method", "concept_name", "instruction_index", "half", "factor", "chosen"]
-    return rows[[*first_columns, *[name for name in rows if name not in first_columns]]]
+    ordered: Any = rows[[*first_columns, *[name for name in rows if name not in first_columns]]]
+    return ordered
 
 
 def _table(rows: pd.DataFrame, methods: Sequence[str], seed: int) -> pd.DataFrame:
