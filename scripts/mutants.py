@@ -455,6 +455,24 @@ MUTANTS = [
         "tests/steering/test_bipo.py -k 'loss or prompt'",
     ),
     Mutant(
+        "reps rewards the opposite",
+        "softplus(-gain)",
+        "softplus(gain)",
+        "tests/steering/test_learned.py -k 'by_hand'",
+    ),
+    Mutant(
+        "a low-rank edit that forgets the stream",
+        "return self.weight - self.rotation",
+        "return self.weight",
+        "tests/steering/test_low_rank.py",
+    ),
+    Mutant(
+        "an AxBench factor chosen on what is reported",
+        'rows[rows.half == "choose"].groupby',
+        'rows[rows.half == "report"].groupby',
+        "tests/protocols/test_axbench.py -k table",
+    ),
+    Mutant(
         "bipo without its bound",
         "values.mul_((bound / norm).to(values.dtype))",
         "pass",

@@ -8,9 +8,18 @@ import steerlab as sl
 from steerlab.cli.console import say
 from steerlab.cli.inputs import Blame, prompt_lines
 from steerlab.cli.loading import check_writable, quiet_transformers
-from steerlab.cli.protocol_spec import PROTOCOLS, CaaSpec, ProtocolSpec, RefusalSpec, SteerabilitySpec
+from steerlab.cli.protocol_spec import PROTOCOLS, AxbenchSpec, CaaSpec, ProtocolSpec, RefusalSpec, SteerabilitySpec
 from steerlab.cli.yaml_file import checked, relative_to
-from steerlab.protocols import ChoiceItems, ProtocolResult, caa, refusal, steerability
+from steerlab.protocols import (
+    ChoiceItems,
+    ProtocolResult,
+    axbench,
+    caa,
+    read_concepts,
+    read_instructions,
+    refusal,
+    steerability,
+)
 
 
 def protocol_of(data: dict[Any, Any], path: Path) -> ProtocolSpec:
@@ -52,7 +61,7 @@ def run_protocol(spec: ProtocolSpec, *, source: Path, overwrite: bool = False) -
         say(f"{'report':<14} {report}", style="bold")
 
 
-_FUNCTIONS: dict[str, Any] = {"caa": caa, "refusal": refusal, "steerability": steerability}
+_FUNCTIONS: dict[str, Any] = {"axbench": axbench, "caa": caa, "refusal": refusal, "steerability": steerability}
 
 
 def _arguments(spec: ProtocolSpec, blame: Blame) -> dict[str, Any]:
@@ -64,6 +73,8 @@ def _arguments(spec: ProtocolSpec, blame: Blame) -> dict[str, Any]:
             with blame(name):
                 read[name] = prompt_lines(getattr(spec, name))
         return read | {name: getattr(spec, name) for name in names}
+    if isinstance(spec, AxbenchSpec):
+        return _axbench_arguments(spec, blame)
     assert isinstance(spec, SteerabilitySpec | CaaSpec)
     behaviours = {}
     for name, path in spec.behaviours.items():
@@ -73,6 +84,27 @@ def _arguments(spec: ProtocolSpec, blame: Blame) -> dict[str, Any]:
     if spec.multipliers is not None:
         found["multipliers"] = spec.multipliers
     return found | ({"prompts": spec.prompts} if isinstance(spec, SteerabilitySpec) else {"held_out": spec.held_out})
+
+
+def _axbench_arguments(spec: AxbenchSpec, blame: Blame) -> dict[str, Any]:
+    """AxBench's arguments: concepts and instructions read, further models loaded."""
+    with blame("concepts"):
+        concepts = read_concepts(spec.concepts, limit=spec.limit, texts=spec.texts)
+    with blame("instructions"):
+        if spec.instructions is None:
+            asked = read_instructions(spec.concepts, limit=spec.n_instructions)
+        else:
+            asked = prompt_lines(spec.instructions)
+    found: dict[str, Any] = {"concepts": concepts, "instructions": asked}
+    found |= {name: getattr(spec, name) for name in ("layer", "max_new_tokens", "chat", "training")}
+    found |= {name: getattr(spec, name) for name in ("methods", "factors") if getattr(spec, name) is not None}
+    if spec.judge is not None:
+        with blame("judge"):
+            found["judge"] = sl.load(spec.judge, dtype=spec.dtype)
+    if spec.backend == "vllm" and "reft_r1" in (spec.methods or ["reft_r1"]):
+        with blame("model"):
+            found["trainer"] = sl.load(spec.model, dtype=spec.dtype)
+    return found
 
 
 def _show(found: ProtocolResult) -> None:

@@ -113,7 +113,42 @@ class RefusalSpec(ProtocolSpec):
         return {"layers": "all", "sites": self.sites}
 
 
+class AxbenchSpec(ProtocolSpec):
+    """AxBench's steering task; see `steerlab.protocols.axbench`.
+
+    Attributes:
+        concepts: a training file of the benchmark, `train_data.parquet`.
+        layer: the layer.
+        limit: only the first concepts of the file.
+        texts: only the first texts of each side.
+        instructions: a text file with one a line; by default `n_instructions` of the file of concepts.
+        n_instructions: how many of those.
+        judge: the model that rates, on TransformerLens; the one that is steered by default.
+        methods: arms; all by default.
+        factors: what a vector is multiplied by.
+        max_new_tokens: tokens of an answer.
+        training: options of ReFT-r1; with `backend: vllm` it is trained on the same model on TransformerLens.
+    """
+
+    concepts: FilePath
+    layer: int
+    limit: int | None = None
+    texts: int | None = None
+    instructions: FilePath | None = None
+    n_instructions: int = 10
+    judge: str | None = None
+    methods: list[str] | None = None
+    factors: list[Number] | None = None
+    max_new_tokens: int = 64
+    training: dict[str, Any] = Field(default_factory=dict)
+
+    def wired(self) -> dict[str, Any]:
+        """The layer that is steered."""
+        return {"layers": [self.layer]}
+
+
 PROTOCOLS: Final[dict[str, type[ProtocolSpec]]] = {
+    "axbench": AxbenchSpec,
     "caa": CaaSpec,
     "refusal": RefusalSpec,
     "steerability": SteerabilitySpec,
