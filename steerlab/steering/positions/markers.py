@@ -77,8 +77,8 @@ def sequences_of(marker: Marker, argument: str) -> tuple[Sequence, ...]:
 
 def _unspelled(text: str, argument: str) -> PlanError:
     return PlanError(
-        f"{argument} is the text {text!r}, which takes the model's tokenizer to find, and here there is none; give token "
-        "ids."
+        f"{argument} is the text {text!r}, which takes the model's tokenizer to find, and here there is none; give "
+        "token ids."
     )
 
 
