@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from steerlab.core.errors import PlanError
-from steerlab.core.hook_points import HookPoint
+from steerlab.core.hook_points import HeadPoint, HookPoint
 from steerlab.runtime.step import Step, current_step
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import Marks, RowPositions
@@ -24,7 +24,7 @@ class Capture:
     """Collects one site's activations of a batch of rows over all its passes.
 
     Args:
-        points: the hook points to read.
+        points: the hook points to read, of the stream or of heads.
         where: the positions to read.
         pool: `mean` or `last` over the positions read, or None.
         n_rows: rows of the batch.
@@ -32,13 +32,19 @@ class Capture:
     """
 
     def __init__(
-        self, points: Sequence[HookPoint], where: Where, pool: str | None, n_rows: int, marks: Marks | None = None
+        self,
+        points: Sequence[HookPoint | HeadPoint],
+        where: Where,
+        pool: str | None,
+        n_rows: int,
+        marks: Marks | None = None,
     ) -> None:
         self.points = list(points)
         self._marks = marks
         self.where = where
         readers = {None: KeepAll, "mean": KeepMean, "last": KeepLast}
         self._readers = {point: readers[pool](n_rows) for point in self.points}
+        self._shapes: dict[HookPoint | HeadPoint, Sequence[int]] = {}
         self._rows: Tensor | None = None
         self._rows_on: dict[torch.device, Tensor] = {}
         self._trail = trail_of([where], n_rows)
@@ -49,12 +55,13 @@ class Capture:
         """(hook name, function) pairs that read and change nothing."""
         return [(point.name, self._hook(point)) for point in self.points]
 
-    def _hook(self, point: HookPoint) -> Callable[..., Any]:
+    def _hook(self, point: HookPoint | HeadPoint) -> Callable[..., Any]:
         def read(value: Tensor, hook: Any = None) -> None:
             step = current_step()
             tokens = self._tokens_of(step)
             mask = tokens.among_fresh(self.where.resolve(tokens.on(value.device)))
-            self._readers[point].take(value.detach(), mask, self._rows_of(step, value.device))
+            self._shapes[point] = value.shape[2:]
+            self._readers[point].take(value.detach().flatten(2), mask, self._rows_of(step, value.device))
 
         return read
 
@@ -73,9 +80,9 @@ class Capture:
             self._rows_on[device] = step.rows.to(device)
         return self._rows_on[device]
 
-    def values(self, point: HookPoint) -> list[Tensor]:
-        """Per row, float32 on the CPU: [positions, d_model], or [d_model] if pooled."""
-        return self._readers[point].values()
+    def values(self, point: HookPoint | HeadPoint) -> list[Tensor]:
+        """Per row, float32 on the CPU: [positions, d_model], or [d_model] if pooled; of heads [..., head, d_head]."""
+        return [row.unflatten(-1, self._shapes[point]) for row in self._readers[point].values()]
 
 
 class KeepAll:

@@ -122,6 +122,23 @@ def test_every_operator_at_every_position_with_every_option(engine, lens, vector
     same_receipts(warm.receipts, cold.receipts)
 
 
+@pytest.mark.parametrize("method", ["reft_r1", "reps", "loreft"])
+def test_learned_edits_run_on_both_engines(engine, lens, method, tmp_path):
+    """Trained on one engine, saved, read back, and applied on both at all strengths and positions."""
+    texts = [(" wonderful day", 1), (" sad evening", -1)]
+    rows = [{"prompt": prompt, "target": text, "label": label} for prompt in PROMPTS for text, label in texts]
+    options = {"steps": 6, "batch_size": 4, "evaluate_every": 3, "learning_rate": 0.3}
+    options |= {"rank": 2} if method == "loreft" else {}
+    sl.extract(lens, sl.Targets.from_records(rows), method, layers=1, **options).save(tmp_path / "v.safetensors")
+    vector = sl.VectorSet.load(tmp_path / "v.safetensors")[1]
+    make = sl.loreft if method == "loreft" else lambda v, **given: sl.add(v, coef=1.0, **given)
+    plans = [sl.Plan(make(vector, where=where)).scaled(scale) for where in WHERES.values() for scale in (1.0, 0.5)]
+    plans.append(sl.Plan(make(vector, norm="keep", schedule=sl.schedule.linear(1.0, 0.2, over=4))))
+    engine.llm.reset_prefix_cache()
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
+    assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
+
+
 SITES = ["attn_out", "resid_mid", "mlp_out", "resid_pre"]
 
 
@@ -182,6 +199,22 @@ def test_captures_show_the_stream_after_these_edits(engine, lens, vector):
         ours, theirs = (one.capture(PROMPTS[:2], layers=[1, 2], plan=plan) for one in (engine, lens))
         for layer in (1, 2):
             torch.testing.assert_close(ours[layer], theirs[layer], atol=5e-4, rtol=1e-4)
+
+
+def test_a_change_of_a_head_is_the_same_edit(engine, lens):
+    """Of single heads, of several of one layer, and at several layers, with options of an edit."""
+    rng = torch.Generator().manual_seed(5)
+    head = {key: sl.head_vector(lens, *key, torch.randn(32, generator=rng)) for key in ((1, 0), (1, 3), (2, 2))}
+    plans = [
+        sl.Plan(sl.add(head[1, 3], coef=3.0)),
+        sl.Plan(sl.add(head[1, 0] + head[1, 3], dose=2.0, where=w.all()), sl.add(head[2, 2], coef=-3.0)),
+        sl.Plan(sl.ablate(head[2, 2], where=w.prompt() & ~w.index(0)), sl.add(head[1, 0], coef=4.0, norm="keep")),
+    ]
+    assert compare(engine, lens, PROMPTS[:3], plans) >= 6
+    with pytest.raises(sl.HookPointError, match="read only"):
+        engine.capture(PROMPTS[:1], layers=1, site="z")
+    with pytest.raises(sl.InputError, match=r"VLLMEngine\. The vectors then run on every engine"):
+        sl.head_vector(engine, 1, 0, torch.ones(32))
 
 
 # --- conditions ---------------------------------------------------------------------------------------------------

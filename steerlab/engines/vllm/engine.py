@@ -1,10 +1,11 @@
 """VLLMEngine: generate, score and capture on vLLM, each request under its own plan."""
 
+import functools
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
 from steerlab.runtime.encoding import Encoder, Pair
 from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
+from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import PlanArgument
 from steerlab.steering.positions.by_tokens import on_model
 from steerlab.steering.positions.prompt_lookup import PromptContent
@@ -48,6 +50,28 @@ from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
+RunRows: TypeAlias = Callable[..., list[Outcome]]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What an engine has to know of a model that a server runs.
+
+    Attributes:
+        info: the model.
+        config: what is wired.
+        tokenizer: the model's own; None if the server works with token ids only.
+        eos_ids: ids that end a row.
+        own_context: tokens that the model itself takes, whatever the server gives it.
+        median_norms: those that have been measured.
+    """
+
+    info: ModelInfo
+    config: SteeringConfig
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    own_context: int
+    median_norms: dict[HookPoint, float] = field(default_factory=dict)
 
 
 class VLLMEngine(Shown):
@@ -144,12 +168,30 @@ class VLLMEngine(Shown):
         self._connection: Connection | None = Connection(
             str(found.path), self.config, {**parallel, **arguments, **vllm_kwargs}
         )
+        self._run: RunRows = functools.partial(run_requests, self._connection)
         try:
             self._info = describe(found, hf_config, self._connection.llm.model_config)
             check_isolation(self._connection, self._info)
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def served(cls, model: "ServedModel", connection: Any, run: "RunRows") -> "VLLMEngine":
+        """An engine over a vLLM that is running already, in a server.
+
+        Args:
+            model: what it serves.
+            connection: the running vLLM: has `workers`, what each says of itself, and `close`.
+            run: runs the rows of a call, as `run_requests` does on a connection of its own.
+        """
+        engine = cls.__new__(cls)
+        engine.receipts, engine.inherited, engine.errors = Receipts(), [], {}
+        engine._plans, engine._median_norms = OrderedDict(), model.median_norms
+        engine.config, engine.tokenizer, engine._info = model.config, model.tokenizer, model.info
+        engine._eos_ids, engine._own_context = model.eos_ids, model.own_context
+        engine._connection, engine._run = connection, run
+        return engine
 
     def __enter__(self) -> "VLLMEngine":
         return self
@@ -171,14 +213,21 @@ class VLLMEngine(Shown):
     @property
     def traits(self) -> EngineTraits:
         """How this engine differs from others."""
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        gives_supports = bool(self.config.score_bytes)
-        return EngineTraits("vllm", device, self.config.layers, takes_functions=False, gives_supports=gives_supports)
+        return traits_of(self.config)
 
     @property
     def llm(self) -> Any:
         """The `vllm.LLM` behind this engine."""
         return self._running.llm
+
+    def check_wired(self, plan: Plan) -> None:
+        """Checks that every hook point of a plan is wired.
+
+        Raises:
+            PlanError: otherwise; says which `layers` and `sites` to start with.
+        """
+        for point in plan.hook_points:
+            wired_point(point, self.config)
 
     def close(self) -> None:
         """Ends vLLM and its processes. The engine cannot be used afterwards."""
@@ -253,7 +302,7 @@ class VLLMEngine(Shown):
         made = call.requests(encoded, planner.plans(plan, len(encoded)), planner)
         self._note_errors(made, on_error)
         requests = [request for row in made if isinstance(row, list) for request in row]
-        outcomes = run_requests(self._running, requests if max_new_tokens else [], "generate")
+        outcomes = self._run(requests if max_new_tokens else [], "generate")
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
         lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
         receipts, inherited = receipts_of(requests[: len(outcomes)], outcomes, lengths)
@@ -359,7 +408,7 @@ class VLLMEngine(Shown):
         plans = planner.plans(plan, len(contents))
         requests = score_requests(pairs, contents, plans, planner, measures)
         submitted, places = shared(pairs, requests)
-        outcomes = run_requests(self._running, submitted, "score", together=True)
+        outcomes = self._run(submitted, "score", together=True)
         require_finite(submitted, outcomes, self.info.dtype)
         lengths = [request.n_tokens for request in requests]
         receipts = receipts_of(requests, [outcomes[place.rest] for place in places], lengths)
@@ -423,7 +472,7 @@ class VLLMEngine(Shown):
         requests = call.requests(encoder.contents(encoded), planner.plans(plan, len(encoded)), planner)
         last: dict[int, Outcome] = {}
         for wave in call.waves(requests):
-            outcomes = run_requests(self._running, wave, "capture")
+            outcomes = self._run(wave, "capture")
             require_finite(wave, outcomes, self.info.dtype)
             for request, outcome in zip(wave, outcomes, strict=True):
                 call.take(request, outcome)
@@ -481,6 +530,12 @@ class VLLMEngine(Shown):
         if self._connection is None:
             raise InputError("This engine is closed; start a new one.")
         return self._connection
+
+
+def traits_of(config: SteeringConfig) -> EngineTraits:
+    """How an engine on vLLM differs from others, given what is wired."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return EngineTraits("vllm", device, config.layers, takes_functions=False, gives_supports=bool(config.score_bytes))
 
 
 def _wide(quantity: Quantity, values: np.ndarray) -> np.ndarray:

@@ -6,16 +6,20 @@ that fails, so the engine asks every worker whether it is wired and refuses to s
 
 import logging
 
-from steerlab.engines.vllm.patches.versions import installed_version, is_supported
+from steerlab.engines.vllm.patches.versions import installed_version, is_supported, unfit_names
 
 _logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Installs the patches once; does nothing on a vLLM whose insides are not known."""
+    """Installs the patches once; does nothing on a vLLM whose insides are not known, or not as they must be."""
     version = installed_version()
     if version is None or not is_supported(version):
         _logger.warning("steerlab's vLLM plugin does not know vLLM %s and leaves it alone.", version)
+        return
+    unfit = unfit_names(version)
+    if unfit:
+        _logger.warning("steerlab's vLLM plugin leaves vLLM %s alone: %s", version, " ".join(unfit))
         return
     from steerlab.engines.vllm.patches import (
         block_keys,
@@ -34,5 +38,5 @@ def register() -> None:
     shared_prefixes.install()
     grouped_admission.install()
     own_process_group.install()
-    zeroed_blocks.install()
+    zeroed_blocks.install(version)
     failed_rows.install()

@@ -105,6 +105,7 @@ class Connection:
 
         Raises:
             EngineError: if a worker dies on the way, or an earlier call was cut off.
+            InputError: if vLLM refuses requests, as one whose generation is paused does.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -121,6 +122,7 @@ class Connection:
                     bar.update(len(finished))
         except EngineDeadError as error:
             raise EngineError(f"{_DEAD} {self.log}.") from error
+        _check_accepted(outputs)
         return sorted(outputs, key=lambda output: int(output.request_id))
 
     def _await_output(self, check: Callable[[], None]) -> None:
@@ -172,6 +174,13 @@ class Connection:
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
             cleanup_dist_env_and_memory()
+
+
+def _check_accepted(outputs: Sequence[Any]) -> None:
+    """Checks that vLLM, from 0.33 on, has refused no request."""
+    refused = [output.error for output in outputs if getattr(output, "error", None) is not None]
+    if refused:
+        raise InputError(f"vLLM refused {len(refused)} of {len(outputs)} requests: {refused[0].message}")
 
 
 def _start(path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> Any:

@@ -1,1 +1,1 @@
-"""What is replaced in vLLM: one file per place, which says why and which versions it fits; `plugin` installs all."""
+"""What is replaced in vLLM: one file per place, which says why; `plugin` installs all. `touched` lists every name."""

@@ -4,8 +4,6 @@ A cache block's identity then says which edits act on which of its tokens. Block
 position stay what they are for unsteered requests; blocks that an edit touches are shared only with requests that make
 the same edits at the same positions. Requests without steering keep the identity that vLLM gives them, also
 those that carry something under our name which is not ours: the scheduler of an engine without steering gets it too.
-
-Fits vLLM 0.32.
 """
 
 from collections.abc import Callable

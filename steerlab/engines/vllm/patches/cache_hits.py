@@ -2,13 +2,12 @@
 
 A position that is read from the prefix cache is not run, so what it predicts cannot be scored, and no condition can
 read it. Here the hit of a request that is scored ends before its first scored position, and before the first position
-that a condition reads: the manager looks for a hit as if the prompt ended there, whatever kinds of cache groups the
-model has. All other requests are looked up as before.
-
-Fits vLLM 0.32.
+that a condition reads: from 0.33 on the manager takes a limit for that; before, it looks for a hit as if the prompt
+ended there, whatever kinds of cache groups the model has. All other requests are looked up as before.
 """
 
 import functools
+import inspect
 from typing import Any
 
 from steerlab.engines.vllm.patches.block_keys import spec_of
@@ -24,13 +23,26 @@ def install() -> None:
     if getattr(original, _MARK, False):
         return
 
-    @functools.wraps(original)
+    takes_limit = "max_cache_hit_length" in inspect.signature(original).parameters
+    replacement = functools.wraps(original)(_with_limit(original) if takes_limit else _as_if_shorter(original))
+    setattr(replacement, _MARK, True)
+    KVCacheManager.get_computed_blocks = replacement
+
+
+def _as_if_shorter(original: Any) -> Any:
     def get_computed_blocks(self: Any, request: Any) -> Any:
         limit = longest_hit(request)
-        return original(self, request if limit is None else _Shorter(request, limit))  # pyright: ignore[reportArgumentType]
+        return original(self, request if limit is None else _Shorter(request, limit))
 
-    setattr(get_computed_blocks, _MARK, True)
-    KVCacheManager.get_computed_blocks = get_computed_blocks
+    return get_computed_blocks
+
+
+def _with_limit(original: Any) -> Any:
+    def get_computed_blocks(self: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
+        limits = [limit for limit in (longest_hit(request), max_cache_hit_length) if limit is not None]
+        return original(self, request, min(limits, default=None))
+
+    return get_computed_blocks
 
 
 def longest_hit(request: Any) -> int | None:

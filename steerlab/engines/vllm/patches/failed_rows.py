@@ -6,8 +6,6 @@ logits, and its blocks lose their names in the prefix cache: attention gives a l
 0, and 0 · NaN is NaN, so one NaN may spoil what the row's earlier blocks hold, which other prompts share. A request
 that may have read such a block is not to blame; so each runs once more, without the prefix cache, and only then ends
 with finish_reason `error`, which vLLM's server answers with an error. Models that are not steered are left alone.
-
-Fits vLLM 0.32.
 """
 
 import functools
@@ -41,7 +39,7 @@ def install() -> None:
             if _drop_token(request, model_runner_output) and not request.skip_reading_prefix_cache:
                 again.append(request)
             else:
-                self.grammar_compile_error_reqs.add(name)  # what is named here ends with an error after this step
+                self.encoder_cache_mismatch_reqs.add(name)  # what is named here ends with an error after this step
         found = original(self, scheduler_output, model_runner_output)
         for request in again:
             _run_again(self, request)

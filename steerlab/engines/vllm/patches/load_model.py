@@ -2,8 +2,6 @@
 
 The CPU worker inherits from it, and both model runners are loaded through it, before anything is compiled, profiled
 or captured. The replacement calls the original and then wires the model, if the configuration asks for it.
-
-Fits vLLM 0.32.
 """
 
 import functools

@@ -5,8 +5,6 @@ down at it: who stops a call would lose the engine. An engine that is shutting d
 once, and leaves its shared memory behind. So the process of an engine that steerlab started leaves the group before it
 starts its workers. The interrupt then reaches the caller alone. What kills the group does not reach the engine either,
 so it watches for the caller's end, and does not outlive it.
-
-Fits vLLM 0.32.
 """
 
 import functools

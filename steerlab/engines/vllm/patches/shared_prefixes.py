@@ -3,8 +3,6 @@
 The scheduler's process names every block of a prompt by a hash, in Python, request by request: for hundreds of targets
 of one long prompt that is most of its work. Requests that say they share a prefix take over the names of its blocks,
 after their tokens have been compared. Others are named as before.
-
-Fits vLLM 0.32.
 """
 
 from collections import OrderedDict

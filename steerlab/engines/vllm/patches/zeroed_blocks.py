@@ -1,27 +1,27 @@
-"""Wraps `get_kv_cache_configs` of `vllm.v1.core.kv_cache_utils`, and `KVCacheConfig.needs_kv_cache_zeroing`.
+"""Wraps `get_kv_cache_configs` of `vllm.v1.core`, and `KVCacheConfig.needs_kv_cache_zeroing`.
 
 Attention reads whole cache blocks and gives what lies beyond a sequence's end the weight 0, and 0 · NaN is NaN: one row
 whose stream overflowed would reach every later request that is given one of its blocks. vLLM can fill blocks with zeros
 when it hands them out, which it needs for some kinds of models; here it does so for every model that is steered. What a
 row left in a block that the prefix cache still names stays as it is: whoever asks for the same tokens under the same
 edits then gets the same error.
-
-Fits vLLM 0.32.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from steerlab.engines.vllm.patches.replacing import replace_function
+from steerlab.engines.vllm.patches.touched import module_of
 from steerlab.engines.vllm.wire.config import SteeringConfig
 
 _IMPORTERS = ("vllm.v1.engine.core",)
 _MARK, _STEERED = "_steerlab_installed", "_steerlab_steered"
 
 
-def install() -> None:
+def install(version: str) -> None:
     """Patches function and class; a second call changes nothing."""
-    replace_function("vllm.v1.core.kv_cache_utils", "get_kv_cache_configs", _IMPORTERS, _marking)
+    name = "get_kv_cache_configs"
+    replace_function(module_of(name, version), name, _IMPORTERS, _marking)
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     original = KVCacheConfig.needs_kv_cache_zeroing.fget

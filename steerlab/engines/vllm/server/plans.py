@@ -45,6 +45,19 @@ class PlanMaker:
         """
         return self._of_text(json.dumps(steering))
 
+    def plan(self, steering: Any) -> Plan:
+        """The plan of a `steering` field, for a call that has its doses resolved itself.
+
+        Raises:
+            SteerlabError: one sentence about what is wrong with it, naming the key.
+        """
+        edits = []
+        for index, given in enumerate(parse_steering(steering).edits):
+            with _blame(f"steering.edits[{index}]"):
+                edits.append(self._edit(given))
+        with _blame("steering"):
+            return Plan(*edits)
+
     def ready(self, plan: Plan) -> ReadyPlan:
         """A plan, checked against the model and what is wired, its doses resolved.
 

@@ -1,7 +1,7 @@
 """Wraps `_prepare_inputs` and `sample_tokens` of the V1 runner's instance, on a CPU only.
 
 When a prefill is cut into chunks, V1 samples a token for every chunk, throws it away and rewinds the request's
-generator. A CPU generator cannot be rewound, so vLLM 0.32 ends with "CPU Generator does not use offset" as soon as a
+generator. A CPU generator cannot be rewound, so vLLM ends with "CPU Generator does not use offset" as soon as a
 seeded request is chunked. Here the generators of such requests are put aside for that step, so they are never advanced.
 """
 
