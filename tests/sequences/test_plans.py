@@ -10,7 +10,6 @@ from steerlab.core.errors import PlanError, VectorShapeError
 from steerlab.sequences import BatchedSequences
 from tests.sequences.test_forcing import flat
 
-
 BY_TOKENS = sl.where.between({*range(0, 300, 5)}, {*range(1, 300, 5)}) | sl.where.after({*range(2, 300, 4), (3, 4)}, 2)
 
 
