@@ -1,6 +1,7 @@
 """The public names, each with the module that holds it; `__init__.py` reads this list and loads what is used."""
 
 from steerlab import display as display
+from steerlab import protocols as protocols
 from steerlab.core import shipped as shipped
 from steerlab.core.contrast_pairs import ContrastPairs as ContrastPairs
 from steerlab.core.engine import Engine as Engine
@@ -44,6 +45,8 @@ from steerlab.experiment import Controls as Controls
 from steerlab.experiment import Effect as Effect
 from steerlab.experiment import Experiment as Experiment
 from steerlab.experiment import plots as plots
+from steerlab.experiment.measurements.baselines.arms import few_shot as few_shot
+from steerlab.experiment.measurements.baselines.arms import prompting as prompting
 from steerlab.experiment.plots.diagnostics import plot_diagnostics as plot_diagnostics
 from steerlab.experiment.run_comparison import compare as compare
 from steerlab.exploring.completions import side_by_side as side_by_side
@@ -79,6 +82,7 @@ from steerlab.steering.heads import head_vector as head_vector
 from steerlab.steering.operators import ablate as ablate
 from steerlab.steering.operators import add as add
 from steerlab.steering.operators import clamp as clamp
+from steerlab.steering.operators import loreft as loreft
 from steerlab.steering.operators import rotate as rotate
 from steerlab.steering.operators import set as set
 from steerlab.steering.operators.registry import register_operator as register_operator

@@ -74,6 +74,7 @@ dose_slider
 explain
 export_gguf
 extract
+few_shot
 generate_steered_response
 head_vector
 hooked_generate
@@ -82,11 +83,14 @@ import_sae
 judge
 load
 logit_lens
+loreft
 perplexity
 plot_diagnostics
 plots
 project_pairs
 project_text
+prompting
+protocols
 rank_heads
 read_distributions
 register_dataset
@@ -111,6 +115,11 @@ def test_import_is_light():
 
 def test_listing_names_loads_nothing():
     assert run(f"import sys, steerlab; dir(steerlab); print([m for m in {HEAVY} if m in sys.modules])") == "[]"
+
+
+@pytest.mark.parametrize("name", ["display", "protocols"])
+def test_a_package_of_its_own_loads_in_a_fresh_process(name):
+    assert run(f"import steerlab; print(steerlab.{name}.__name__)") == f"steerlab.{name}"
 
 
 def test_resolver_is_light():

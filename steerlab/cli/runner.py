@@ -16,6 +16,7 @@ from steerlab.cli.inputs import Blame, Inputs, NamedVector, read_inputs
 from steerlab.cli.loading import quiet_transformers
 from steerlab.cli.spec import ControlsSpec, ExperimentSpec
 from steerlab.core.hook_points import resolve_layers
+from steerlab.experiment.measurements.baselines import BaselineComparison
 from steerlab.experiment.measurements.confirmation import Confirmation
 from steerlab.experiment.measurements.selection import Selection
 from steerlab.models.resolver import layer_count
@@ -50,6 +51,7 @@ class Found:
     cost: pd.DataFrame | None
     entropy: pd.DataFrame | None
     samples: pd.DataFrame | None
+    baselines: BaselineComparison | None
 
 
 def run_experiment(spec: ExperimentSpec, *, source: Path | None = None, overwrite: bool = False) -> None:
@@ -178,12 +180,14 @@ class _Run:
 
     def measure(self, candidate: Candidate) -> Found:
         """The effect of a candidate and whatever else the file asks for."""
+        effect = self._effect(candidate)
         return Found(
             candidate,
-            self._effect(candidate),
+            effect,
             self._cost(candidate),
             self._entropy(candidate),
             self._generations(candidate),
+            self._baselines(effect),
         )
 
     def _effect(self, candidate: Candidate) -> sl.Effect:
@@ -244,6 +248,15 @@ class _Run:
                 chat=wanted.chat,
                 judge=judge,
             )
+
+    def _baselines(self, effect: sl.Effect) -> BaselineComparison | None:
+        wanted = self.spec.baselines
+        if wanted is None:
+            return None
+        arms = wanted.arms()
+        say(f"Measuring {' and '.join(arm.name for arm in arms)} on the same prompts")
+        with self.blame("baselines"):
+            return self.experiment.baselines(effect, arms, ratios=wanted.ratios)
 
     def _judge(self) -> RubricJudge | None:
         """The judge of completions, on the experiment's own engine or one of its own; loaded once."""
@@ -334,6 +347,9 @@ def _show(
             show_samples(one.samples)
             if "judge" in one.samples.columns:
                 _show_ratings(one.samples)
+        if one.baselines is not None:
+            for sentence in one.baselines.sentences():
+                say(f"{'baselines':<17} {sentence}")
 
 
 def _show_ratings(frame: pd.DataFrame) -> None:

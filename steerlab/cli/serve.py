@@ -45,6 +45,9 @@ def serve(
         bool, typer.Option("--allow-vectors", help="Let calls bring vectors that are in none of the folders.")
     ] = False,
     call_mib: Annotated[int, typer.Option(help="What a call, and its answer, may have, in MiB.")] = 256,
+    max_token_rules: Annotated[
+        int, typer.Option(help="Sets that look at generated tokens which one request may have; at most 4.")
+    ] = 2,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     dtype: Annotated[
@@ -72,6 +75,7 @@ def serve(
             score_mib=score_mib,
             allow_vectors=allow_vectors,
             call_mib=call_mib,
+            max_token_rules=max_token_rules,
             host=host,
             port=port,
             dtype=dtype,

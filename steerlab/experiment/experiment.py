@@ -15,6 +15,7 @@ from steerlab.core.results import Scores
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.display import Facts, Piece, Shown, Table
+from steerlab.experiment.measurements.baselines import BaselineComparison, PromptArm, measure_baselines
 from steerlab.experiment.measurements.confirmation import Confirmation, all_looks, measure_confirmation
 from steerlab.experiment.measurements.controls import Controls
 from steerlab.experiment.measurements.cost import measure_cost
@@ -327,6 +328,40 @@ class Experiment(Shown):
             neutral=neutral,
             tokens_per_call=tokens_per_call,
         )
+
+    @explains_arguments
+    def baselines(
+        self,
+        effect: Effect,
+        arms: PromptArm | Sequence[PromptArm],
+        *,
+        ratios: float | Sequence[float] | None = None,
+        metric: "str | Metric | None" = None,
+    ) -> BaselineComparison:
+        """What instructions or examples before the prompt do on the items of an effect, compared at equal cost.
+
+        The cost of an arm is what it does to the perplexity of neutral text: the plan's, or the text's before it. Of
+        the vector the doses from 0 up are compared (from 0 down if there are no others).
+
+        Args:
+            effect: an effect of this experiment, with dose 0; its items, neutral texts and doses are used.
+            arms: made by `steerlab.prompting` and `steerlab.few_shot`.
+            ratios: perplexity ratios to compare at; by default the largest that every arm reaches.
+            metric: that of the effect; needed again if it is a function.
+
+        Returns:
+            A `BaselineComparison`: `.equal_cost`, `.points`, `.at(ratio)`, `.plot()`.
+
+        Raises:
+            InputError: for an effect of another experiment, without dose 0, or of another metric; prompts of token ids.
+
+        Examples:
+            >>> arms = [sl.prompting(["Say something nice.", "Say something very nice."])]
+            >>> found = exp.baselines(effect, arms, ratios=1.02)
+            >>> found.equal_cost.arm.tolist()
+            ['vector', 'prompting']
+        """
+        return measure_baselines(self._run, effect, arms, ratios=ratios, metric=metric)
 
     @explains_arguments
     def cost(

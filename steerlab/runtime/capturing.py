@@ -12,6 +12,7 @@ from steerlab.core.hook_points import HeadPoint, HookPoint
 from steerlab.runtime.step import Step, current_step
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import Marks, RowPositions
+from steerlab.steering.positions.by_tokens import trail_of
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.sets import Where
 from steerlab.steering.run import PlanRun
@@ -46,6 +47,9 @@ class Capture:
         self._shapes: dict[HookPoint | HeadPoint, Sequence[int]] = {}
         self._rows: Tensor | None = None
         self._rows_on: dict[torch.device, Tensor] = {}
+        self._trail = trail_of([where], n_rows)
+        self._given: RowPositions | None = None
+        self._known: RowPositions | None = None
 
     def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
         """(hook name, function) pairs that read and change nothing."""
@@ -54,14 +58,19 @@ class Capture:
     def _hook(self, point: HookPoint | HeadPoint) -> Callable[..., Any]:
         def read(value: Tensor, hook: Any = None) -> None:
             step = current_step()
-            tokens = step.tokens
-            if self._marks is not None:
-                tokens = replace(tokens, marks=self._marks.rows(step.rows))
+            tokens = self._tokens_of(step)
             mask = tokens.among_fresh(self.where.resolve(tokens.on(value.device)))
             self._shapes[point] = value.shape[2:]
             self._readers[point].take(value.detach().flatten(2), mask, self._rows_of(step, value.device))
 
         return read
+
+    def _tokens_of(self, step: Step) -> RowPositions:
+        """A pass's tokens with what the positions look up, once a pass."""
+        if step.tokens is not self._given or self._known is None:
+            marked = step.tokens if self._marks is None else replace(step.tokens, marks=self._marks.rows(step.rows))
+            self._given, self._known = step.tokens, self._trail.follow(marked, step.rows)
+        return self._known
 
     def _rows_of(self, step: Step, device: torch.device) -> Tensor:
         """Which rows a pass holds; copied to a device once, and again when rows are dropped from the batch."""

@@ -108,6 +108,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         pairs=pairs,
         neutral=[f"{text} a text"],
     )
+    beside = exp.baselines(effect, sl.prompting([text]), ratios=1.01)
     chosen = exp.select(vectors, [0.1, 0.2], targets, texts=[f"{text} a text"])
     confirmed = exp.confirm(chosen, held_out)
     other = sl.Plan(sl.add(vectors[0], dose=1.0))
@@ -129,6 +130,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         moved,
         same,
         exp.results.judgements[0],
+        beside,
         exp.verify(n=0),
         sl.compare(exp, other_run),
     ]

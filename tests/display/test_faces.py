@@ -16,9 +16,9 @@ Perplexity Score Scores SelfCheck SequenceDiagnostics TokenStepDiagnostics Trans
 """Results that hold numbers and hashes only; of some, the receipts name a vector."""
 
 WITH_TEXTS = """
-BatchedSequences Completion Confirmation ContrastPairs Effect Experiment Explanation Generations Interaction
-JudgeAgreement JudgedTexts Judgements PairJudgements Parity Plan Receipt Receipts Results RubricJudge RunComparison
-Selection SteeringVector Targets TokenView VectorSet Verification
+BaselineComparison BatchedSequences Completion Confirmation ContrastPairs Effect Experiment Explanation Generations
+Interaction JudgeAgreement JudgedTexts Judgements PairJudgements Parity Plan Receipt Receipts Results RubricJudge
+RunComparison Selection SteeringVector Targets TokenView VectorSet Verification
 """.split()
 NAMES = sorted([*WITHOUT_TEXTS, *WITH_TEXTS])
 

@@ -40,6 +40,7 @@ from steerlab.runtime.rows import left_padded
 from steerlab.runtime.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
 from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans, group_by_plan
+from steerlab.steering.positions.by_tokens import on_model
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.where import Where, WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
@@ -383,11 +384,11 @@ class LensEngine(Shown):
     def added_vector_scores(
         self, prompts: Any, targets: Sequence[Any], point: HookPoint, where: Where, *, chat: bool = False
     ) -> DifferentiableScores:
-        """Scores as in `score`, differentiable in a vector that is added at a hook point; rows in order of pairs."""
+        """Scores as in `score`, differentiable in what is added at a hook point; rows in order of pairs."""
         pairs, contents = self._encoder.pairs(prompts, targets, chat=chat)
         rows = [(pair, contents[i]) for i, _, pair in pairs]
-        model = BridgedModel(self.model)
-        return DifferentiableScores(model, rows, point.check(self.info.n_layers), where, self.batch_tokens)
+        model, known = BridgedModel(self.model), on_model(where, self.tokenizer, self.info)
+        return DifferentiableScores(model, rows, point.check(self.info.n_layers), known, self.batch_tokens)
 
     @explains_arguments
     @torch.no_grad()
@@ -448,7 +449,7 @@ class LensEngine(Shown):
             bridge=self.model,
             tokenizer=self.tokenizer,
             points=points,
-            where=as_where(where, all_positions()),
+            where=on_model(as_where(where, all_positions()), self.tokenizer, self.info),
             pool=check_pool(pool),
             rules=stop_rules(self.model, self.tokenizer, (), max_new_tokens),
             policy=policy,
@@ -531,7 +532,7 @@ class LensEngine(Shown):
         return result
 
     def _assign(self, plan: PlanArgument, n_prompts: int) -> list[AssignedPlan]:
-        return assign_plans(plan, n_prompts, self.info, self.median_norm)
+        return assign_plans(plan, n_prompts, self.info, self.median_norm, self.tokenizer)
 
     @property
     def _encoder(self) -> Encoder:

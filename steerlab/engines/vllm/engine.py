@@ -43,6 +43,7 @@ from steerlab.runtime.encoding import Encoder, Pair
 from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
 from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering.positions.by_tokens import on_model
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
@@ -98,6 +99,8 @@ class VLLMEngine(Shown):
         score_bytes: working memory for scoring that each device reserves, whatever the length of a prompt; 0 switches
             `score`, `measure` and the log q of sampled tokens off.
         max_conditions: conditions (`sl.when`) that one plan may have; at most 4.
+        max_token_rules: sets that look at generated tokens (`where.ids`, `between`, `after`) that one plan may have; at
+            most 4.
         sites: where in these layers: of `attn_out`, `resid_mid`, `mlp_out` and `resid_post`.
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: groups of GPUs that share the layers.
@@ -130,6 +133,7 @@ class VLLMEngine(Shown):
         score_bytes: int = 1 << 29,
         sites: "str | list[str] | tuple[str, ...]" = ("resid_post",),
         max_conditions: int = 2,
+        max_token_rules: int = 2,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         dtype: Any = None,
@@ -147,7 +151,14 @@ class VLLMEngine(Shown):
         hf_config = read_config(found.path)
         wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
         self.config = SteeringConfig(
-            tuple(wired), max_directions, max_runs, capture_tokens, score_bytes, sites_in_order(sites), max_conditions
+            tuple(wired),
+            max_directions,
+            max_runs,
+            capture_tokens,
+            score_bytes,
+            sites_in_order(sites),
+            max_conditions,
+            max_token_rules,
         )
         self.tokenizer: Any = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
         self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
@@ -454,7 +465,7 @@ class VLLMEngine(Shown):
             layers=[point.layer for point in points],
             wired=[wired_point(point, self.config) for point in points],
             site=site,
-            where=as_where(where, all_positions()),
+            where=on_model(as_where(where, all_positions()), self.tokenizer, self.info),
             pool=check_pool(pool),
             room=self.config.capture_tokens,
         )
@@ -498,7 +509,7 @@ class VLLMEngine(Shown):
     def _tools(self) -> tuple[Encoder, Planner]:
         _ = self._running
         encoder = Encoder(self.tokenizer, self.info, ", or start the engine with a larger max_model_len")
-        return encoder, Planner(self.config, self.info, self.median_norm, self._plans)
+        return encoder, Planner(self.config, self.info, self.median_norm, self._plans, self.tokenizer)
 
     def _note_errors(self, made: Sequence[Any], on_error: str) -> None:
         if on_error not in ("raise", "return"):

@@ -68,6 +68,7 @@ def _info(gateway: Gateway) -> dict[str, Any]:
         "layers": list(config.layers),
         "max_directions": config.max_directions,
         "max_runs": config.max_runs,
+        "max_token_rules": config.max_token_rules,
         "operators": ["add", "ablate", "clamp", "set"],
         "where": list(WORDS),
     }

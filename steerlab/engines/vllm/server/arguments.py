@@ -33,6 +33,7 @@ class ServeOptions:
         score_mib: working memory for scoring that each device reserves; 0 switches `score` and `measure` off.
         allow_vectors: whether a call may bring vectors that the server does not offer.
         call_mib: that a call, and its answer, may have.
+        max_token_rules: sets that look at generated tokens which one request may have.
         host: address to listen on.
         port: port to listen on.
         dtype: of weights and activations, as vLLM names it.
@@ -50,6 +51,7 @@ class ServeOptions:
     score_mib: int = 512
     allow_vectors: bool = False
     call_mib: int = 256
+    max_token_rules: int = 2
     host: str = "127.0.0.1"
     port: int = 8000
     dtype: str = "auto"

@@ -136,6 +136,7 @@ class CallEndpoints:
             "max_directions": config.max_directions,
             "max_runs": config.max_runs,
             "max_conditions": config.max_conditions,
+            "max_token_rules": config.max_token_rules,
             "scores": config.score_bytes > 0,
             "captures": config.capture_tokens > 0,
             "allows_vectors": desk.allows_vectors,

@@ -93,7 +93,7 @@ class Gateway:
         outputs = self.generate(prompt, claim.marked(params), request_id, **options)
         try:
             async for output in outputs:
-                claim.counts.add(output)
+                claim.tokens.add(output)
                 failed = any(sample.finish_reason == "error" for sample in output.outputs)
                 if output.finished:
                     await self._settle(claim, failed=failed)
@@ -150,6 +150,7 @@ class Gateway:
         claim.settled = True
         for sample, row in enumerate(claim.rows):
             request, length = claim.request(sample), claim.length(sample)
+            outcomes[row].sampled = claim.tokens.of(sample)
             if failed:
                 length = min(length, outcomes[row].end)
             receipt = receipt_of(request, outcomes[row], length)

@@ -28,10 +28,13 @@ class PlanMaker:
         registry: the vectors.
         config: what is wired.
         info: the model.
+        tokenizer: its own, for events that are named by their text.
     """
 
-    def __init__(self, registry: VectorRegistry, config: SteeringConfig, info: ModelInfo) -> None:
-        self.registry, self.config, self.info = registry, config, info
+    def __init__(
+        self, registry: VectorRegistry, config: SteeringConfig, info: ModelInfo, tokenizer: Any = None
+    ) -> None:
+        self.registry, self.config, self.info, self.tokenizer = registry, config, info, tokenizer
         self._of_text = lru_cache(maxsize=REMEMBERED)(self._make)
 
     def make(self, steering: Any) -> ReadyPlan:
@@ -61,7 +64,7 @@ class PlanMaker:
         Raises:
             SteerlabError: if it cannot run here.
         """
-        (made,) = Planner(self.config, self.info, _unknown_norm).plans(plan, 1)
+        (made,) = self.planner().plans(plan, 1)
         if isinstance(made, SteerlabError):
             raise made
         if made.compiled is None:
@@ -70,7 +73,7 @@ class PlanMaker:
 
     def planner(self) -> Planner:
         """For a request's positions."""
-        return Planner(self.config, self.info, _unknown_norm)
+        return Planner(self.config, self.info, _unknown_norm, tokenizer=self.tokenizer)
 
     def _make(self, text: str) -> ReadyPlan:
         edits = []

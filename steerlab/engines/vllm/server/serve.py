@@ -61,6 +61,7 @@ def serve(options: ServeOptions) -> None:
             options.score_mib << 20,
             sites_in_order(options.sites),
             options.max_conditions,
+            options.max_token_rules,
         )
     log = log_of(stated_names(options.vllm_arguments))
     be_patient()
@@ -81,7 +82,7 @@ def serve(options: ServeOptions) -> None:
         own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
         eos_ids = eos_token_ids(tokenizer, hf_config, found.path)
         model = ServedModel(info, config, tokenizer, eos_ids, own_context)
-        gateway = Gateway(engine, PlanMaker(registry, config, info), tokenizer)
+        gateway = Gateway(engine, PlanMaker(registry, config, info, tokenizer), tokenizer)
         return Serving(gateway, model, tokenizer_files(found.path), options.allow_vectors, options.call_mib << 20)
 
     with log.starting():
