@@ -1002,6 +1002,31 @@ MUTANTS = [
     Mutant(
         "a file's paths relative to the caller", "return folder / value", "return value", "tests/cli/test_yaml_file.py"
     ),
+    # --- over HTTP ------------------------------------------------------------------------------------------------
+    Mutant(
+        "a call sent again under another id",
+        '"x-request-id": name}',
+        '"x-request-id": uuid4().hex}',
+        "tests/engines/test_remote.py",
+    ),
+    Mutant(
+        "half an answer taken for a whole one",
+        "raise CutOffError(",
+        "return; CutOffError(",
+        "tests/engines/test_http.py",
+    ),
+    Mutant(
+        "vectors from outside taken by every server",
+        "if not self.desk.allows_vectors:",
+        "if self.desk is None:",
+        "tests/vllm/test_calls.py",
+    ),
+    Mutant(
+        "a call that nobody waits for runs on",
+        "job.call.cancel()\n\n    def close",
+        "pass\n\n    def close",
+        "tests/vllm/test_call_book.py",
+    ),
 ]
 
 
