@@ -112,6 +112,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
     check = exp.selfcheck(allow_failure=True)
     vectors = _named(exp.extract(pairs, layers=[0, 1]), text)
     plan = sl.Plan(sl.add(vectors[1], dose=1.0))
+    planned = exp.preregister(text, plan, targets, [-0.2, 0, 0.2])
     effect = exp.effect(
         plan,
         targets,
@@ -128,6 +129,10 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
     moved = exp.transfer(plan, held_out, [0, 0.2])
     judge = sl.judge(engine, f"{text} {{text}} Rating:")
     exp.generate(plan, [f"{text} the cat"], doses=[0, 0.2], max_new_tokens=4, judge=judge)
+    asked = [f"{text} {k}?" for k in range(6)]
+    answers = {"answer_matching_behavior": " (A)", "answer_not_matching_behavior": " (B)"}
+    items = sl.protocols.ChoiceItems.from_records([{"question": one, **answers} for one in asked])
+    protocol = sl.protocols.caa(exp, {text: items}, layers=1, multipliers=[0, 1], held_out=0.5)
     same = exp.parity(plan, [f"{text} the cat"], against=engine, max_new_tokens=4)
     other_run = sl.Experiment("one-of-each-2", engine, root=folder, seed=1)
     other_run.effect(plan, targets, [0, 0.2], controls=sl.Controls(random=2), neutral=[f"{text} a text"])
@@ -135,6 +140,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         exp,
         exp.results,
         check,
+        planned,
         effect,
         chosen,
         confirmed,
@@ -143,6 +149,8 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         same,
         exp.results.judgements[0],
         beside,
+        items,
+        protocol,
         exp.verify(n=0),
         sl.compare(exp, other_run),
     ]

@@ -25,6 +25,7 @@ RUN = [
     "docs/how-to/heads.md",
     "docs/how-to/sae-features.md",
     "docs/judging.md",
+    "docs/protocols.md",
     "docs/how-to/model.md",
     "docs/how-to/vectors.md",
     "docs/how-to/data.md",

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import steerlab as sl
+from steerlab.protocols import Concept, axbench
 from steerlab.steering.operators import Edit, Gate, Operator, Term
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -139,6 +140,20 @@ def test_learned_edits_run_on_both_engines(engine, lens, method, tmp_path):
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
     assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
+
+
+@pytest.mark.filterwarnings("ignore:reft_r1. the held-out loss is")  # two steps teach little
+def test_axbench_is_the_same_on_both_engines(engine, lens, tmp_path):
+    asked = ["Where?", "Who?", "Why?"]
+    concept = Concept(
+        "joy", tuple((one, "a happy day") for one in asked), tuple((one, "the bread was stale") for one in asked)
+    )
+    options = {"layer": 1, "factors": [0.5, 1.0], "max_new_tokens": 4, "methods": ["prompting", "diff_mean", "reft_r1"]}
+    options |= {"training": {"steps": 2, "validation": 0.4}, "trainer": lens, "judge": engine}
+    runs = [sl.Experiment(name, one, root=tmp_path) for name, one in (("vllm", engine), ("lens", lens))]
+    ours, theirs = (axbench(run, [concept], PROMPTS[:4], **options).rows for run in runs)
+    assert ours.text.tolist() == theirs.text.tolist()
+    assert ours.score.tolist() == pytest.approx(theirs.score.tolist(), abs=1e-3)
 
 
 SITES = ["attn_out", "resid_mid", "mlp_out", "resid_pre"]
