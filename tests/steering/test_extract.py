@@ -189,7 +189,7 @@ def test_targets_are_not_pairs(engine):
     targets = sl.Targets.from_records(
         [{"prompt": "It was", "target": " good", "label": 1}, {"prompt": "It was", "target": " bad", "label": -1}]
     )
-    with pytest.raises(DataError, match="takes ContrastPairs, got Targets; bipo takes Targets"):
+    with pytest.raises(DataError, match="takes ContrastPairs, got Targets; methods that learn take Targets"):
         sl.extract(engine, targets)
 
 
