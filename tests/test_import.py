@@ -19,7 +19,7 @@ UnknownOperatorError VLLMEngine VectorFileError VectorMismatchError VectorSet Ve
 __version__ ablate add clamp compare create_steering_hook current_step display divergence dose_slider explain
 export_gguf extract generate_steered_response hooked_generate import_loreft import_sae load logit_lens perplexity
 plot_diagnostics plots project_pairs project_text read_distributions register_dataset register_operator rotate schedule
-shipped show_tokens side_by_side when where
+shipped show_tokens side_by_side vllm_config when where
 """.split()
 
 

@@ -74,7 +74,7 @@ def load(  # the backends explain arguments that they do not have
             it is read again from where it came from.
         batch_tokens: (lens) tokens per forward pass, padding included, 4096 by default; lower it if memory is short.
         backend: `lens` for TransformerLens, `vllm` for vLLM.
-        layers: (vllm) the layers that plans edit or that are read: "all", an index or several.
+        layers: (vllm) the layers that plans edit or that are read: "all", an index or several; `[]` for none.
         **vllm_options: (vllm) further arguments of `VLLMEngine`, and of `vllm.LLM`.
 
     Raises:
@@ -113,7 +113,9 @@ def load(  # the backends explain arguments that they do not have
         if name in given:
             raise InputError(f"{name}= belongs to backend='lens'; on vLLM {instead}.")
     if layers is None:
-        raise InputError("vLLM wires the layers that can be steered when it starts: pass layers=, e.g. layers=[14].")
+        raise InputError(
+            "vLLM wires the layers that can be steered when it starts: pass layers=, e.g. layers=[14], or [] for none."
+        )
     from steerlab.engines.vllm import VLLMEngine
 
     return VLLMEngine(model, layers=layers, **given, **vllm_options)
