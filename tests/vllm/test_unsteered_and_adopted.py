@@ -1,13 +1,19 @@
 """Engines that wire no layer, and a `vllm.LLM` that the user has started."""
 
+import itertools
+import math
+import warnings
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import steerlab as sl
 from steerlab.core.hook_points import HookPoint
 from steerlab.engines.vllm.adopting import adopted_config
+from steerlab.engines.vllm.client.reproducible import check_reproducible, irreproducible
 from steerlab.engines.vllm.wire.config import KEY, SteeringConfig
 
 PROMPTS = ["Where did you put the keys?", "She opened the window, because the room was warm and quiet"]
@@ -55,6 +61,43 @@ def test_without_layers_nothing_is_steered_or_read(unsteered, vector):
     with pytest.raises(sl.PlanError, match=r"started with layers=\[\]"):
         unsteered.capture(PROMPTS, layers=[1])
     assert len(unsteered.score(PROMPTS, TARGETS)) == 4  # the engine goes on
+
+
+# --- the same text twice ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("second", "dtype", "found"),
+    [
+        ([-1.0, -2.0], "float32", None),
+        ([-1.0, -2.05], "bfloat16", None),
+        ([-1.0, -2.05], "float32", "-3.00 and -3.05 nats in all"),
+        ([-1.0, -3.0], "bfloat16", "-3.00 and -4.00 nats in all"),
+        ([-1.0, math.nan], "float32", "-3.00 and nan nats in all"),
+    ],
+)
+def test_what_counts_as_irreproducible(second, dtype, found):
+    assert irreproducible(np.array([-1.0, -2.0]), np.array(second), dtype) == found
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_an_engine_that_scores_otherwise_each_time_is_named(unsteered, monkeypatch):
+    connection, info = unsteered._running, unsteered.info
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_reproducible(connection, info)
+    worker = unsteered.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    measuring = worker.steerlab_wired.state.measuring
+    head, fill, calls = measuring.head, measuring.head.fill, itertools.count()
+
+    def drifting(hidden, out):
+        fill(hidden, out)
+        out[:, next(calls)] += 1.0
+
+    monkeypatch.setattr(measuring, "head", replace(head, fill=drifting))
+    with pytest.warns(UserWarning, match=r"same text of 24 tokens twice and found .* nats .*LlamaForCausalLM"):
+        check_reproducible(connection, info)
 
 
 # --- adopted ------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from steerlab.engines.vllm.client.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_config, read_tokenizer
 from steerlab.engines.vllm.client.isolation import check_isolation
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
+from steerlab.engines.vllm.client.reproducible import check_reproducible
 from steerlab.engines.vllm.client.requests import Outcome, require_finite
 from steerlab.engines.vllm.client.run_requests import run_requests
 from steerlab.engines.vllm.client.sampling import check_policy
@@ -169,6 +170,7 @@ class VLLMEngine(Shown):
             self._eos_ids = eos_token_ids(tokenizer, hf_config, found.path)
             self._info = describe(found, hf_config, connection.llm.model_config)
             check_isolation(connection, self._info)
+            check_reproducible(connection, self._info)
         except BaseException:
             self.close()
             raise
