@@ -62,7 +62,8 @@ def load(  # the backends explain arguments that they do not have
     """A model, ready to generate, score and capture: on TransformerLens, or inside vLLM.
 
     Args:
-        model: an alias (`smollm2-135m`), a model directory or a hub id; on TransformerLens also a loaded
+        model: an alias (`smollm2-135m`), a model directory, a GGUF file (dequantised into the cache, once) or a hub
+            id; on TransformerLens also a loaded
             TransformerBridge, which is used as it is.
         dtype: of weights and activations: `float32`, `bfloat16`, `float16` or `float64`. By default `float32` on
             TransformerLens; on vLLM the weights' own, but half precision for float32 weights.
