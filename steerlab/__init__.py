@@ -35,7 +35,8 @@ def __getattr__(name: str) -> Any:
         value: Any = version("steerlab")
     elif name in _MODULES:
         holder = importlib.import_module(_MODULES[name])
-        value = getattr(holder, name, None) or importlib.import_module(f"{_MODULES[name]}.{name}")
+        own = None if _MODULES[name] == __name__ else getattr(holder, name, None)  # this package would ask itself again
+        value = own or importlib.import_module(f"{_MODULES[name]}.{name}")
     else:
         raise AttributeError(f"module 'steerlab' has no attribute {name!r}")
     globals()[name] = value

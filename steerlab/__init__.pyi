@@ -1,6 +1,7 @@
 """The public names, each with the module that holds it; `__init__.py` reads this list and loads what is used."""
 
 from steerlab import display as display
+from steerlab import protocols as protocols
 from steerlab.core import shipped as shipped
 from steerlab.core.contrast_pairs import ContrastPairs as ContrastPairs
 from steerlab.core.engine import Engine as Engine
@@ -38,12 +39,15 @@ from steerlab.engines.lens import current_step as current_step
 from steerlab.engines.lens import generate_steered_response as generate_steered_response
 from steerlab.engines.lens import hooked_generate as hooked_generate
 from steerlab.engines.loading import load as load
+from steerlab.engines.remote import RemoteEngine as RemoteEngine
 from steerlab.engines.vllm import VLLMEngine as VLLMEngine
 from steerlab.engines.vllm import vllm_config as vllm_config
 from steerlab.experiment import Controls as Controls
 from steerlab.experiment import Effect as Effect
 from steerlab.experiment import Experiment as Experiment
 from steerlab.experiment import plots as plots
+from steerlab.experiment.measurements.baselines.arms import few_shot as few_shot
+from steerlab.experiment.measurements.baselines.arms import prompting as prompting
 from steerlab.experiment.plots.diagnostics import plot_diagnostics as plot_diagnostics
 from steerlab.experiment.run_comparison import compare as compare
 from steerlab.exploring.completions import side_by_side as side_by_side
@@ -55,6 +59,7 @@ from steerlab.exploring.show_tokens import show_tokens as show_tokens
 from steerlab.scoring.distributions import read_distributions as read_distributions
 from steerlab.scoring.divergence import Divergence as Divergence
 from steerlab.scoring.divergence import divergence as divergence
+from steerlab.scoring.judging.judge import judge as judge
 from steerlab.scoring.sliding import Perplexity as Perplexity
 from steerlab.scoring.sliding import perplexity as perplexity
 from steerlab.sequences import BatchedSequences as BatchedSequences
@@ -69,12 +74,16 @@ from steerlab.sequences import TokenStepDiagnostics as TokenStepDiagnostics
 from steerlab.sequences import register_dataset as register_dataset
 from steerlab.steering.explain import explain as explain
 from steerlab.steering.extraction.extract import extract as extract
+from steerlab.steering.extraction.head_ranking import HeadRanking as HeadRanking
+from steerlab.steering.extraction.head_ranking import rank_heads as rank_heads
 from steerlab.steering.formats.gguf import export_gguf as export_gguf
 from steerlab.steering.formats.loreft import import_loreft as import_loreft
 from steerlab.steering.formats.sae import import_sae as import_sae
+from steerlab.steering.heads import head_vector as head_vector
 from steerlab.steering.operators import ablate as ablate
 from steerlab.steering.operators import add as add
 from steerlab.steering.operators import clamp as clamp
+from steerlab.steering.operators import loreft as loreft
 from steerlab.steering.operators import rotate as rotate
 from steerlab.steering.operators import set as set
 from steerlab.steering.operators.registry import register_operator as register_operator

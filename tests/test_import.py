@@ -10,16 +10,99 @@ from steerlab._moved import MOVED
 HEAVY = ["torch", "transformers", "transformer_lens", "vllm", "matplotlib", "pandas", "numpy", "scipy", "sklearn"]
 
 PUBLIC = """
-Activations BackendMissingError BatchedSequences Completion ContextLengthError ContrastPairs Controls DataError
-DiagnosticsPack DiagnosticsResults DistributionDiagnostics Divergence Effect Engine EngineError Experiment
-GenerationConfig Generations HookPointError InputError LensEngine LogprobResults ModelNotFoundError NonFiniteError
-Perplexity Plan PlanError PolicyError PromptError Receipt ReceiptError RewardError RunError SamplingPolicy Scores
-SequenceDiagnostics SequenceProcessor SteeringVector SteerlabError TargetError Targets TokenStepDiagnostics
-UnknownOperatorError VLLMEngine VectorFileError VectorMismatchError VectorSet VectorShapeError VectorValueError
-__version__ ablate add clamp compare create_steering_hook current_step display divergence dose_slider explain
-export_gguf extract generate_steered_response hooked_generate import_loreft import_sae load logit_lens perplexity
-plot_diagnostics plots project_pairs project_text read_distributions register_dataset register_operator rotate schedule
-shipped show_tokens side_by_side vllm_config when where
+Activations
+BackendMissingError
+BatchedSequences
+Completion
+ContextLengthError
+ContrastPairs
+Controls
+DataError
+DiagnosticsPack
+DiagnosticsResults
+DistributionDiagnostics
+Divergence
+Effect
+Engine
+EngineError
+Experiment
+GenerationConfig
+Generations
+HeadRanking
+HookPointError
+InputError
+LensEngine
+LogprobResults
+ModelNotFoundError
+NonFiniteError
+Perplexity
+Plan
+PlanError
+PolicyError
+PromptError
+Receipt
+ReceiptError
+RemoteEngine
+RewardError
+RunError
+SamplingPolicy
+Scores
+SequenceDiagnostics
+SequenceProcessor
+SteeringVector
+SteerlabError
+TargetError
+Targets
+TokenStepDiagnostics
+UnknownOperatorError
+VLLMEngine
+VectorFileError
+VectorMismatchError
+VectorSet
+VectorShapeError
+VectorValueError
+__version__
+ablate
+add
+clamp
+compare
+create_steering_hook
+current_step
+display
+divergence
+dose_slider
+explain
+export_gguf
+extract
+few_shot
+generate_steered_response
+head_vector
+hooked_generate
+import_loreft
+import_sae
+judge
+load
+logit_lens
+loreft
+perplexity
+plot_diagnostics
+plots
+project_pairs
+project_text
+prompting
+protocols
+rank_heads
+read_distributions
+register_dataset
+register_operator
+rotate
+schedule
+shipped
+show_tokens
+side_by_side
+vllm_config
+when
+where
 """.split()
 
 
@@ -33,6 +116,11 @@ def test_import_is_light():
 
 def test_listing_names_loads_nothing():
     assert run(f"import sys, steerlab; dir(steerlab); print([m for m in {HEAVY} if m in sys.modules])") == "[]"
+
+
+@pytest.mark.parametrize("name", ["display", "protocols"])
+def test_a_package_of_its_own_loads_in_a_fresh_process(name):
+    assert run(f"import steerlab; print(steerlab.{name}.__name__)") == f"steerlab.{name}"
 
 
 def test_resolver_is_light():

@@ -16,9 +16,11 @@ from steerlab.cli.inputs import Blame, Inputs, NamedVector, read_inputs
 from steerlab.cli.loading import quiet_transformers
 from steerlab.cli.spec import ControlsSpec, ExperimentSpec
 from steerlab.core.hook_points import resolve_layers
+from steerlab.experiment.measurements.baselines import BaselineComparison
 from steerlab.experiment.measurements.confirmation import Confirmation
 from steerlab.experiment.measurements.selection import Selection
 from steerlab.models.resolver import layer_count
+from steerlab.scoring.judging import RubricJudge
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Found:
     cost: pd.DataFrame | None
     entropy: pd.DataFrame | None
     samples: pd.DataFrame | None
+    baselines: BaselineComparison | None
 
 
 def run_experiment(spec: ExperimentSpec, *, source: Path | None = None, overwrite: bool = False) -> None:
@@ -90,6 +93,7 @@ class _Run:
 
     def __init__(self, spec: ExperimentSpec, inputs: Inputs, experiment: sl.Experiment, blame: Blame) -> None:
         self.spec, self.inputs, self.experiment, self.blame = spec, inputs, experiment, blame
+        self._loaded_judge: RubricJudge | None = None
 
     def prepare(self) -> None:
         """Loads the model and checks that steering does on it what it says."""
@@ -176,12 +180,14 @@ class _Run:
 
     def measure(self, candidate: Candidate) -> Found:
         """The effect of a candidate and whatever else the file asks for."""
+        effect = self._effect(candidate)
         return Found(
             candidate,
-            self._effect(candidate),
+            effect,
             self._cost(candidate),
             self._entropy(candidate),
             self._generations(candidate),
+            self._baselines(effect),
         )
 
     def _effect(self, candidate: Candidate) -> sl.Effect:
@@ -228,7 +234,7 @@ class _Run:
         wanted = self.spec.generations
         if wanted is None:
             return None
-        doses = self._generated_doses()
+        doses, judge = self._generated_doses(), self._judge()
         say(f"Generating from {len(self.inputs.prompts)} prompts at {', '.join(f'{dose:+g}' for dose in doses)}")
         with self.blame("generations"):
             return self.experiment.generate(
@@ -240,7 +246,30 @@ class _Run:
                 doses=doses,
                 stop=wanted.stop,
                 chat=wanted.chat,
+                judge=judge,
             )
+
+    def _baselines(self, effect: sl.Effect) -> BaselineComparison | None:
+        wanted = self.spec.baselines
+        if wanted is None:
+            return None
+        arms = wanted.arms()
+        say(f"Measuring {' and '.join(arm.name for arm in arms)} on the same prompts")
+        with self.blame("baselines"):
+            return self.experiment.baselines(effect, arms, ratios=wanted.ratios)
+
+    def _judge(self) -> RubricJudge | None:
+        """The judge of completions, on the experiment's own engine or one of its own; loaded once."""
+        wanted = None if self.spec.generations is None else self.spec.generations.judge
+        if wanted is not None and self._loaded_judge is None:
+            options = {"aggregate": wanted.aggregate, "chat": wanted.chat, "lead": wanted.lead}
+            with self.blame("generations.judge"):
+                engine = self.experiment.engine
+                if wanted.model is not None:
+                    say(f"Loading {wanted.model} as the judge")
+                    engine = sl.load(wanted.model, dtype=self.spec.dtype)
+                self._loaded_judge = sl.judge(engine, wanted.rubric, wanted.scale, **options)
+        return self._loaded_judge
 
     def _generated_doses(self) -> list[float]:
         spec = self.spec
@@ -316,6 +345,16 @@ def _show(
             show_entropy(one.entropy, dose=max(spec.doses), axis=effect.settings.axis)
         if one.samples is not None:
             show_samples(one.samples)
+            if "judge" in one.samples.columns:
+                _show_ratings(one.samples)
+        if one.baselines is not None:
+            for sentence in one.baselines.sentences():
+                say(f"{'baselines':<17} {sentence}")
+
+
+def _show_ratings(frame: pd.DataFrame) -> None:
+    for dose, rating in frame.groupby("dose", sort=True).judge.mean().items():
+        say(f"{f'rating at {dose:+g}':<17} {rating:.3f} (the judge's mean over completions)")
 
 
 def _show_cost(frame: pd.DataFrame) -> None:

@@ -28,6 +28,26 @@ def serve(
     ] = None,
     max_directions: Annotated[int, typer.Option(help="Edits that one request may have at one layer.")] = 4,
     max_runs: Annotated[int, typer.Option(help="Separate runs of positions that one edit may act on.")] = 8,
+    sites: Annotated[
+        str,
+        typer.Option(
+            metavar="SITE,SITE,…", help="Where in these layers: of attn_out, resid_mid, mlp_out and resid_post."
+        ),
+    ] = "resid_post",
+    max_conditions: Annotated[int, typer.Option(help="Conditions that one request's plan may have.")] = 2,
+    capture_tokens: Annotated[
+        int, typer.Option(help="Positions that one forward pass may read; 0 switches `capture` off.")
+    ] = 2048,
+    score_mib: Annotated[
+        int, typer.Option(help="Memory for scoring on each device, in MiB; 0 switches `score` and `measure` off.")
+    ] = 512,
+    allow_vectors: Annotated[
+        bool, typer.Option("--allow-vectors", help="Let calls bring vectors that are in none of the folders.")
+    ] = False,
+    call_mib: Annotated[int, typer.Option(help="What a call, and its answer, may have, in MiB.")] = 256,
+    max_token_rules: Annotated[
+        int, typer.Option(help="Sets that look at generated tokens which one request may have; at most 4.")
+    ] = 2,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     dtype: Annotated[
@@ -49,6 +69,13 @@ def serve(
             vectors=tuple(vectors or ()),
             max_directions=max_directions,
             max_runs=max_runs,
+            sites=tuple(sites.split(",")),
+            max_conditions=max_conditions,
+            capture_tokens=capture_tokens,
+            score_mib=score_mib,
+            allow_vectors=allow_vectors,
+            call_mib=call_mib,
+            max_token_rules=max_token_rules,
             host=host,
             port=port,
             dtype=dtype,

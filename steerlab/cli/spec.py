@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Strict, model_valid
 
 import steerlab as sl
 from steerlab.cli.options import DEFAULT_MODEL, Position
+from steerlab.experiment.measurements.baselines.arms import PromptArm
 
 
 def _as_number(value: Any) -> Any:
@@ -177,6 +178,37 @@ class PolicySpec(Section):
     repetition_penalty: Number = 1.0
 
 
+class JudgeSpec(Section):
+    """A model that rates the completions; see `steerlab.judge`.
+
+    Attributes:
+        rubric: the question with a place `{text}`, or several by name.
+        scale: the labels; or by label what it counts.
+        model: alias, directory or hub id of the judge; by default the experiment's own model.
+        aggregate: how several ratings become one.
+        chat: ask in a turn of a chat.
+        lead: text between rubric and label.
+    """
+
+    rubric: str | dict[str, str]
+    scale: list[str] | dict[str, Number] = ["0", "1", "2"]
+    model: str | None = None
+    aggregate: Literal["harmonic_mean", "mean"] = "harmonic_mean"
+    chat: bool = False
+    lead: str | None = None
+
+    @model_validator(mode="after")
+    def _check_rubric(self) -> Self:
+        from steerlab.scoring.judging.rubric import RATED, check_places, rubrics_of, scale_of
+
+        try:
+            scale_of(self.scale)
+            check_places(rubrics_of(self.rubric), RATED, "given")
+        except sl.InputError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        return self
+
+
 class GenerationsSpec(Section):
     """Completions side by side.
 
@@ -187,6 +219,7 @@ class GenerationsSpec(Section):
         n: completions per prompt and dose.
         stop: strings that end a completion.
         chat: each prompt is a user's turn.
+        judge: a model that rates every completion.
     """
 
     prompts: list[str] | FilePath
@@ -195,6 +228,40 @@ class GenerationsSpec(Section):
     n: int = 1
     stop: list[str] = []
     chat: bool = False
+    judge: JudgeSpec | None = None
+
+
+class BaselinesSpec(Section):
+    """Arms that change the prompt, beside the vector; see `Experiment.baselines`.
+
+    Attributes:
+        prompting: instructions before every prompt, from the mildest to the strongest.
+        few_shot: examples before every prompt.
+        numbers: how many examples, per strength; by default 1, 2, 4, … and all.
+        ratios: perplexity ratios to compare at; by default the largest that every arm reaches.
+    """
+
+    prompting: list[str] | None = None
+    few_shot: list[str] | None = None
+    numbers: list[int] | None = None
+    ratios: list[Number] | None = None
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> Self:
+        if self.prompting is None and self.few_shot is None:
+            raise ValueError("needs 'prompting' or 'few_shot'")
+        if self.numbers is not None and self.few_shot is None:
+            raise ValueError("'numbers' counts examples; there is no 'few_shot'")
+        try:
+            self.arms()
+        except sl.InputError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        return self
+
+    def arms(self) -> list[PromptArm]:
+        """The arms."""
+        instructed = [] if self.prompting is None else [sl.prompting(self.prompting)]
+        return instructed if self.few_shot is None else [*instructed, sl.few_shot(self.few_shot, self.numbers)]
 
 
 class SelfcheckSpec(Section):
@@ -277,6 +344,7 @@ class ExperimentSpec(Section):
             diversity and length of the completions.
         entropy: entropies of neutral text in both arms at the largest dose.
         generations: completions side by side.
+        baselines: instructions or examples before the prompts, compared with each vector at equal cost.
         report: write `report.html` into the run directory; or a path that ends in .html or .md.
     """
 
@@ -304,6 +372,7 @@ class ExperimentSpec(Section):
     cost: bool = False
     entropy: bool = False
     generations: GenerationsSpec | None = None
+    baselines: BaselinesSpec | None = None
     report: bool | FilePath = True
 
     @model_validator(mode="after")

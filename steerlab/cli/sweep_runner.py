@@ -36,7 +36,7 @@ from steerlab.steering.extraction.estimators import estimator
 FAILED = 1
 SHOWN = 30
 # Keys of a base that a sweep has no use for.
-_UNUSED = ("select", "confirm", "cost", "entropy", "generations")
+_UNUSED = ("select", "confirm", "cost", "entropy", "generations", "baselines")
 
 
 def run_sweep_file(spec: Sweep, *, source: Path, ray: RayWorkers | None, overwrite: bool) -> None:

@@ -207,6 +207,24 @@ class UnembeddingEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class HeadsEngine(Protocol):
+    """An engine that reads attention heads apart; not every engine has their weights at hand."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that runs."""
+        ...
+
+    def capture(self, prompts: Sequence[PromptLike] | PromptLike, *, layers: Any, site: str) -> Activations:
+        """Activations; with the site `z`, of each head."""
+        ...
+
+    def head_outputs(self, layer: int) -> "Tensor":
+        """W_O of a layer by head, float32 on the CPU, shape [n_heads, d_head, d_model]."""
+        ...
+
+
 def engine_pieces(info: ModelInfo, traits: EngineTraits, receipts: Sequence[Receipt]) -> list[Piece]:
     """What a notebook shows of an engine: its model, where it runs, and what the last call edited."""
     where = Facts(

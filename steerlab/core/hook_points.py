@@ -9,6 +9,8 @@ from steerlab.core.errors import HookPointError
 from steerlab.core.numbers import as_integer, as_list, shown
 
 SITES: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+HEADS: Final = "z"
+"""What the attention heads of a layer put out, before W_O mixes them: read by some engines, edited by none."""
 
 _ALIASES: Final = {"hook_in": "hook_resid_pre", "hook_out": "hook_resid_post"}
 _NAME: Final = re.compile(r"blocks\.(\d+)\.(hook_\w+)")
@@ -71,6 +73,35 @@ class HookPoint:
         return self
 
 
+@dataclass(frozen=True, order=True)
+class HeadPoint:
+    """What the attention heads of one layer put out, z: read head by head.
+
+    Attributes:
+        layer: layer index from 0.
+
+    Examples:
+        >>> HeadPoint(9).name
+        'blocks.9.attn.hook_z'
+    """
+
+    layer: int
+
+    @property
+    def name(self) -> str:
+        """The name users of TransformerLens know."""
+        return f"blocks.{self.layer}.attn.hook_z"
+
+
+def read_point(layer: int, site: str) -> HookPoint | HeadPoint:
+    """Where an engine that knows heads apart reads: a site of the stream, or `z`.
+
+    Raises:
+        HookPointError: for an unknown site.
+    """
+    return HeadPoint(layer) if site == HEADS else HookPoint(layer, site)
+
+
 def check_site(site: str) -> str:
     """The site itself, if it is one of `SITES`.
 
@@ -78,6 +109,12 @@ def check_site(site: str) -> str:
         HookPointError: otherwise, with the nearest known site.
     """
     if site not in SITES:
+        if site == HEADS:
+            raise HookPointError(
+                f"The site {HEADS!r} is what attention heads put out; it is read only, by "
+                f"sl.load(…).capture(site={HEADS!r}). sl.head_vector makes a vector at attn_out of a head's values, "
+                f"which every engine edits. The sites here are {', '.join(SITES)}."
+            )
         near = difflib.get_close_matches(str(site), SITES, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise HookPointError(f"Unknown site {site!r}; the sites are {', '.join(SITES)}.{hint}")

@@ -392,13 +392,13 @@ class Measured(list[dict[str, np.ndarray]]):
 
 @dataclass(frozen=True, repr=False)
 class Activations(Shown):
-    """Residual-stream activations read at chosen positions.
+    """Activations of the stream, of sublayers or of attention heads, read at chosen positions.
 
     Attributes:
         site: the site they were read at.
         layers: the layers, in the order of `values`.
         values: per layer, a float32 tensor on the CPU: [prompts, d_model] if pooled; else [positions, d_model], all
-            prompts one after the other (`of` cuts out one prompt).
+            prompts one after the other (`of` cuts out one prompt). At the site `z`, [..., head, d_head].
         positions: per prompt, the absolute positions that were read.
         pool: how positions were pooled (`mean`, `last`), or None.
         prompt_token_ids: the ids that were run for each prompt.

@@ -71,5 +71,20 @@ def check_no_leak(left: Iterable[PromptLike], right: Iterable[PromptLike]) -> No
         raise DataError(f"A text stands in both parts of the split: {min(shared)!r:.80}; give its rows one group.")
 
 
+def check_groups_apart(prompts: Iterable[PromptLike], groups: Iterable[str]) -> None:
+    """Checks that no prompt stands in two groups, so that groups can be held out of each other.
+
+    Raises:
+        DataError: naming a prompt that does.
+    """
+    seen: dict[str, str] = {}
+    for prompt, group in zip(prompts, groups, strict=True):
+        first = seen.setdefault(_key(prompt), group)
+        if first != group:
+            raise DataError(
+                f"A text stands in the groups {first!r} and {group!r}: {_key(prompt)!r:.80}; give its rows one group."
+            )
+
+
 def _key(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, sort_keys=True, default=dict)

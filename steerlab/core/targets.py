@@ -159,22 +159,7 @@ class Targets(Shown):
 
     @classmethod
     def _from_places(cls, rows: Iterable[PlacedRow]) -> "Targets":
-        sides: dict[tuple[str, str], tuple[PromptLike, str, dict[int, list[TargetLike]]]] = {}
-        for place, row in rows:
-            prompt, target = prompt_field(row, "prompt", place), target_field(row, "target", place)
-            label = field(row, "label", place)
-            if isinstance(label, bool) or label not in (1, -1):
-                raise DataError(f"{place} has label {label!r}; a label is 1 or -1.")
-            name = prompt if isinstance(prompt, str) else json.dumps(prompt)
-            group = name if row.get("group") in (None, "") else str(row["group"])
-            item = sides.setdefault((name, group), (prompt, group, {1: [], -1: []}))
-            item[2][int(label)].append(target)
-        return cls(
-            tuple(
-                TargetItem(prompt, tuple(by_label[1]), tuple(by_label[-1]), group)
-                for prompt, group, by_label in sides.values()
-            )
-        )
+        return cls(items_of(rows))
 
     @property
     def prompts(self) -> list[PromptLike]:
@@ -220,6 +205,27 @@ class Targets(Shown):
         left, right = (self.take(part) for part in split_groups(self.groups, fraction, seed))
         check_no_leak(left.prompts, right.prompts)
         return left, right
+
+
+def items_of(rows: Iterable[PlacedRow]) -> tuple[TargetItem, ...]:
+    """The items of rows of `prompt`, `target`, `label` and optionally `group`; either side may be empty.
+
+    Raises:
+        DataError: for a row that lacks a field or has another label.
+    """
+    sides: dict[tuple[str, str], tuple[PromptLike, str, dict[int, list[TargetLike]]]] = {}
+    for place, row in rows:
+        prompt, target = prompt_field(row, "prompt", place), target_field(row, "target", place)
+        label = field(row, "label", place)
+        if isinstance(label, bool) or label not in (1, -1):
+            raise DataError(f"{place} has label {label!r}; a label is 1 or -1.")
+        name = prompt if isinstance(prompt, str) else json.dumps(prompt)
+        group = name if row.get("group") in (None, "") else str(row["group"])
+        item = sides.setdefault((name, group), (prompt, group, {1: [], -1: []}))
+        item[2][int(label)].append(target)
+    return tuple(
+        TargetItem(prompt, tuple(by_label[1]), tuple(by_label[-1]), group) for prompt, group, by_label in sides.values()
+    )
 
 
 def _side(targets: Sequence[TargetLike]) -> str:

@@ -1,4 +1,4 @@
-"""One door to both backends."""
+"""One door to all backends."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from steerlab.engines.lens import LensEngine
+    from steerlab.engines.remote import RemoteEngine
     from steerlab.engines.vllm import VLLMEngine
 
 Layers = str | int | range | list[int] | tuple[int, ...]
@@ -45,6 +46,8 @@ def load(
     revision: str | None = None,
     **vllm_options: Any,
 ) -> "VLLMEngine": ...
+@overload
+def load(model: str, *, api_key: str | None = None, patience: float = 600.0) -> "RemoteEngine": ...
 def load(  # the backends explain arguments that they do not have
     model: "str | Path | Any",
     dtype: "str | torch.dtype | None" = None,
@@ -58,13 +61,13 @@ def load(  # the backends explain arguments that they do not have
     backend: str = "lens",
     layers: Layers | None = None,
     **vllm_options: Any,
-) -> "LensEngine | VLLMEngine":
-    """A model, ready to generate, score and capture: on TransformerLens, or inside vLLM.
+) -> "LensEngine | VLLMEngine | RemoteEngine":
+    """A model, ready to generate, score and capture: on TransformerLens, inside vLLM, or on a server.
 
     Args:
         model: an alias (`smollm2-135m`), a model directory, a GGUF file (dequantised into the cache, once) or a hub
-            id; on TransformerLens also a loaded
-            TransformerBridge, which is used as it is.
+            id; on TransformerLens also a loaded TransformerBridge, which is used as it is. The address of a
+            `steerlab serve`, http://…, gives a `RemoteEngine`, which takes `api_key` and `patience`.
         dtype: of weights and activations: `float32`, `bfloat16`, `float16` or `float64`. By default `float32` on
             TransformerLens; on vLLM the weights' own, but half precision for float32 weights.
         device: (lens) where to put the model; by default the first GPU, else the CPU.
@@ -86,6 +89,7 @@ def load(  # the backends explain arguments that they do not have
     Examples:
         >>> engine = load("smollm2-135m")  # doctest: +SKIP
         >>> engine = load("smollm2-135m", backend="vllm", layers=[14])  # doctest: +SKIP
+        >>> engine = load("http://gpu-machine:8000", api_key="open-sesame")  # doctest: +SKIP
     """
     given = {
         name: value
@@ -100,6 +104,8 @@ def load(  # the backends explain arguments that they do not have
         }.items()
         if value is not None
     }
+    if isinstance(model, str) and model.startswith(("http://", "https://")):
+        return _remote(model, given if layers is None else {**given, "layers": layers}, vllm_options)
     if backend == "lens":
         if layers is not None:
             raise InputError(
@@ -120,3 +126,13 @@ def load(  # the backends explain arguments that they do not have
     from steerlab.engines.vllm import VLLMEngine
 
     return VLLMEngine(model, layers=layers, **given, **vllm_options)
+
+
+def _remote(url: str, given: dict[str, Any], options: dict[str, Any]) -> "RemoteEngine":
+    """The engine at an address; how its model is loaded was decided when the server started."""
+    if given:
+        name = next(iter(given))
+        raise InputError(f"{name}= belongs to the server at {url}: give it to `steerlab serve`, not to a client.")
+    from steerlab.engines.remote import RemoteEngine
+
+    return RemoteEngine(url, **options)

@@ -35,6 +35,7 @@ from steerlab.runtime.reference_norm import reference_windows
 from steerlab.runtime.teacher_forcing import as_values
 from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans
 from steerlab.steering.positions import RowPositions
+from steerlab.steering.positions.by_tokens import on_model
 from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
@@ -269,7 +270,7 @@ class ToyEngine(Shown):
         chat: bool = False,
     ) -> Activations:
         points = [HookPoint(layer, check_site(site)) for layer in resolve_layers(layers, self.info.n_layers)]
-        chosen, pool = as_where(where, all_positions()), check_pool(pool)
+        chosen, pool = on_model(as_where(where, all_positions()), self.tokenizer, self.info), check_pool(pool)
         encoded = self._encoder.prompts(prompts, chat)
         contents, plans = self._encoder.contents(encoded), self._assign(plan, len(encoded))
         values: dict[HookPoint, list[Tensor]] = {point: [] for point in points}
@@ -302,7 +303,7 @@ class ToyEngine(Shown):
             raise not_finite(what, self.info.dtype, steered=bool(len(row.assigned.plan)))
 
     def _assign(self, plan: PlanArgument, n_prompts: int) -> list[AssignedPlan]:
-        return assign_plans(plan, n_prompts, self.info, self.median_norm)
+        return assign_plans(plan, n_prompts, self.info, self.median_norm, self.tokenizer)
 
     def _noted(self, result: _Result, *, warn: bool = True) -> _Result:
         self.receipts = Receipts(result.receipts)

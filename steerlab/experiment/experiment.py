@@ -15,6 +15,7 @@ from steerlab.core.results import Scores
 from steerlab.core.targets import Targets
 from steerlab.core.text import PromptLike
 from steerlab.display import Facts, Piece, Shown, Table
+from steerlab.experiment.measurements.baselines import BaselineComparison, PromptArm, measure_baselines
 from steerlab.experiment.measurements.confirmation import Confirmation, all_looks, measure_confirmation
 from steerlab.experiment.measurements.controls import Controls
 from steerlab.experiment.measurements.cost import measure_cost
@@ -329,6 +330,40 @@ class Experiment(Shown):
         )
 
     @explains_arguments
+    def baselines(
+        self,
+        effect: Effect,
+        arms: PromptArm | Sequence[PromptArm],
+        *,
+        ratios: float | Sequence[float] | None = None,
+        metric: "str | Metric | None" = None,
+    ) -> BaselineComparison:
+        """What instructions or examples before the prompt do on the items of an effect, compared at equal cost.
+
+        The cost of an arm is what it does to the perplexity of neutral text: the plan's, or the text's before it. Of
+        the vector the doses from 0 up are compared (from 0 down if there are no others).
+
+        Args:
+            effect: an effect of this experiment, with dose 0; its items, neutral texts and doses are used.
+            arms: made by `steerlab.prompting` and `steerlab.few_shot`.
+            ratios: perplexity ratios to compare at; by default the largest that every arm reaches.
+            metric: that of the effect; needed again if it is a function.
+
+        Returns:
+            A `BaselineComparison`: `.equal_cost`, `.points`, `.at(ratio)`, `.plot()`.
+
+        Raises:
+            InputError: for an effect of another experiment, without dose 0, or of another metric; prompts of token ids.
+
+        Examples:
+            >>> arms = [sl.prompting(["Say something nice.", "Say something very nice."])]
+            >>> found = exp.baselines(effect, arms, ratios=1.02)
+            >>> found.equal_cost.arm.tolist()
+            ['vector', 'prompting']
+        """
+        return measure_baselines(self._run, effect, arms, ratios=ratios, metric=metric)
+
+    @explains_arguments
     def cost(
         self,
         plan: Plan,
@@ -413,12 +448,13 @@ class Experiment(Shown):
             doses: factors the plan is scaled by.
             stop: strings that end a completion.
             chat: take strings as user turns of a chat.
-            judge: a function of (prompt, text) that gives a number, or several by name; asked on every call.
+            judge: a `steerlab.judge`, whose ratings are kept in the run with its model and rubrics; or a function of
+                (prompt, text) that gives a number, or several by name, asked on every call.
 
         Returns:
             A row per prompt, sample and dose: `prompt_index`, `sample_index`, `prompt`, `dose`, `text`, `num_tokens`,
             `finish_reason`, `log_prob`, `log_q`, `token_ids`, `edited_tokens`, `plan_hash`, `policy`; with a judge
-            `judge`, or `judge_<name>` per name.
+            `judge`, or `judge_<name>` per name; of a `steerlab.judge` also entropy (nats) and mass of the ratings.
 
         Examples:
             >>> rows = exp.generate(plan, prompts, doses=[0, 0.2], max_new_tokens=4, judge=lambda p, t: len(t))

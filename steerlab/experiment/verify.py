@@ -165,6 +165,8 @@ def _rerun(session: Session, place: str, tolerance: float | None) -> tuple[str, 
     """What a repeated measurement gives: a note, and a problem if there is one."""
     try:
         stored = session.cells.read(place)
+        if stored.cell.about.get("weights_hash") not in (None, session.info.weights_hash):
+            return "of another model than the run's, so it was not measured again", ""
         again = RERUNS[stored.cell.kind](session, stored)
     except UnknownOperatorError as error:
         return "", f"{_NOT_READ}{error}"

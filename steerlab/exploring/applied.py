@@ -164,8 +164,7 @@ class _Rows:
         fresh = positions >= self._seen[:, None]
         self._seen, self._ids = before + valid.sum(dim=1), ids if again else None
         rows = RowPositions(positions.masked_fill(~valid, -1), self._prompt_lens, token_ids=ids, fresh=fresh)
-        self.run.begin(rows)
-        marked = self.run.with_marks(rows)
+        marked = self.run.begin(rows)
         chosen = [rows.among_fresh(edit.selects(marked)).sum(dim=1) for edit in self.run.plan]
         self._expected.append(torch.stack([*chosen, torch.zeros_like(self._seen)]))
 
@@ -226,7 +225,7 @@ def _on_bridge(plan: Plan, bridge: Any, tokenizer: Any) -> tuple[Any, Plan, _Ins
     from steerlab.engines.loading import load
 
     engine = load(bridge, tokenizer=tokenizer)
-    ready = plan.ready(engine.info, engine.median_norm)
+    ready = plan.ready(engine.info, engine.median_norm, engine.tokenizer)
 
     def install(stack: ExitStack, following: AppliedPlan) -> None:
         for name, function in edit_pairs(_points(ready), following.edit):

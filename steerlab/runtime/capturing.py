@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from steerlab.core.errors import PlanError
-from steerlab.core.hook_points import HookPoint
+from steerlab.core.hook_points import HeadPoint, HookPoint
 from steerlab.runtime.step import Step, current_step
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import Marks, RowPositions
+from steerlab.steering.positions.by_tokens import trail_of
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.sets import Where
 from steerlab.steering.run import PlanRun
@@ -23,7 +24,7 @@ class Capture:
     """Collects one site's activations of a batch of rows over all its passes.
 
     Args:
-        points: the hook points to read.
+        points: the hook points to read, of the stream or of heads.
         where: the positions to read.
         pool: `mean` or `last` over the positions read, or None.
         n_rows: rows of the batch.
@@ -31,30 +32,45 @@ class Capture:
     """
 
     def __init__(
-        self, points: Sequence[HookPoint], where: Where, pool: str | None, n_rows: int, marks: Marks | None = None
+        self,
+        points: Sequence[HookPoint | HeadPoint],
+        where: Where,
+        pool: str | None,
+        n_rows: int,
+        marks: Marks | None = None,
     ) -> None:
         self.points = list(points)
         self._marks = marks
         self.where = where
         readers = {None: KeepAll, "mean": KeepMean, "last": KeepLast}
         self._readers = {point: readers[pool](n_rows) for point in self.points}
+        self._shapes: dict[HookPoint | HeadPoint, Sequence[int]] = {}
         self._rows: Tensor | None = None
         self._rows_on: dict[torch.device, Tensor] = {}
+        self._trail = trail_of([where], n_rows)
+        self._given: RowPositions | None = None
+        self._known: RowPositions | None = None
 
     def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
         """(hook name, function) pairs that read and change nothing."""
         return [(point.name, self._hook(point)) for point in self.points]
 
-    def _hook(self, point: HookPoint) -> Callable[..., Any]:
+    def _hook(self, point: HookPoint | HeadPoint) -> Callable[..., Any]:
         def read(value: Tensor, hook: Any = None) -> None:
             step = current_step()
-            tokens = step.tokens
-            if self._marks is not None:
-                tokens = replace(tokens, marks=self._marks.rows(step.rows))
+            tokens = self._tokens_of(step)
             mask = tokens.among_fresh(self.where.resolve(tokens.on(value.device)))
-            self._readers[point].take(value.detach(), mask, self._rows_of(step, value.device))
+            self._shapes[point] = value.shape[2:]
+            self._readers[point].take(value.detach().flatten(2), mask, self._rows_of(step, value.device))
 
         return read
+
+    def _tokens_of(self, step: Step) -> RowPositions:
+        """A pass's tokens with what the positions look up, once a pass."""
+        if step.tokens is not self._given or self._known is None:
+            marked = step.tokens if self._marks is None else replace(step.tokens, marks=self._marks.rows(step.rows))
+            self._given, self._known = step.tokens, self._trail.follow(marked, step.rows)
+        return self._known
 
     def _rows_of(self, step: Step, device: torch.device) -> Tensor:
         """Which rows a pass holds; copied to a device once, and again when rows are dropped from the batch."""
@@ -64,9 +80,9 @@ class Capture:
             self._rows_on[device] = step.rows.to(device)
         return self._rows_on[device]
 
-    def values(self, point: HookPoint) -> list[Tensor]:
-        """Per row, float32 on the CPU: [positions, d_model], or [d_model] if pooled."""
-        return self._readers[point].values()
+    def values(self, point: HookPoint | HeadPoint) -> list[Tensor]:
+        """Per row, float32 on the CPU: [positions, d_model], or [d_model] if pooled; of heads [..., head, d_head]."""
+        return [row.unflatten(-1, self._shapes[point]) for row in self._readers[point].values()]
 
 
 class KeepAll:

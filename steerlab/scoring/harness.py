@@ -124,7 +124,8 @@ class HarnessModel(TemplateLM):
     ) -> "HarnessModel":
         """The model that `--model_args` describe.
 
-        `pretrained` names the model and `engine` is `lens` (default) or `vllm`; `vector`, `layer`, `dose` or `coef`,
+        `pretrained` names the model and `engine` is `lens` (default) or `vllm`; `pretrained` may also be the address of
+        a `steerlab serve`, http://…, with its `api_key`. `vector`, `layer`, `dose` or `coef`,
         and `where` make the plan; `max_length`, `prefix_token_id`, `seed` and `add_bos_token` are as above. What is
         left goes to the engine. The harness's own `device` goes to the lens engine, but for its default of a GPU where
         there is none; batches are the engine's affair.
@@ -332,6 +333,10 @@ def _device(config: Mapping[str, Any]) -> str | None:
 def _engine(arguments: dict[str, Any], plan: Plan | None, device: str | None) -> Any:
     kind = arguments.pop("engine", "lens")
     model = arguments.pop("pretrained", None) or arguments.pop("model", None)
+    if str(model).startswith(("http://", "https://")):
+        from steerlab.engines.remote import RemoteEngine
+
+        return RemoteEngine(str(model), **arguments)
     if model is None or kind not in ("lens", "vllm"):
         raise InputError(f"--model_args need pretrained=MODEL, and engine=lens or vllm; got engine={kind!r}.")
     if kind == "vllm":

@@ -21,8 +21,9 @@ import torch
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PlanError
 from steerlab.core.numbers import as_integer, shown
+from steerlab.steering.positions.by_tokens import ByTokens
 from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.positions.sets import Generated, Ids, Index, Marked
+from steerlab.steering.positions.sets import Generated, Index, Marked
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def check_streamed_positions(plan: Any, sizes: WindowSizes) -> None:
 
 def _looks_inside(where: Any) -> bool:
     """Whether a set depends on what the tokens are, not only on where they stand."""
-    return isinstance(where, Ids | Marked)
+    return isinstance(where, ByTokens | Marked)
 
 
 def _counts(where: Any) -> bool:

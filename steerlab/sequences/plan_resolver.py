@@ -88,7 +88,7 @@ class PlanResolver:
                     )
         self.layers  # noqa: B018  found and checked before anything runs
         self._forget_if_trained()
-        return assign_plans(plan, n_prompts, self.info, self.median_norm)
+        return assign_plans(plan, n_prompts, self.info, self.median_norm, self.tokenizer)
 
     @property
     def info(self) -> ModelInfo:

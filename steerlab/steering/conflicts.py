@@ -13,8 +13,9 @@ import torch
 from steerlab.core.errors import PlanError
 from steerlab.steering.operators import Ablate, Clamp, Set
 from steerlab.steering.operators.edit import Edit
+from steerlab.steering.positions.by_tokens import ByTokens
 from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.positions.sets import Ids, Marked, Where
+from steerlab.steering.positions.sets import Marked, Where
 
 _SAME_AXIS = 1 - 1e-6
 _LONGEST = 48
@@ -86,7 +87,7 @@ def may_meet(a: Where, b: Where) -> bool:
     """
     if a == b:
         return True
-    if any(isinstance(leaf, Ids | Marked) for where in (a, b) for leaf in where.leaves()):
+    if any(isinstance(leaf, ByTokens | Marked) for where in (a, b) for leaf in where.leaves()):
         return False
     prompt_lens = list(range(1, _LONGEST // 2))
     rows = RowPositions.of_rows([_LONGEST] * len(prompt_lens), prompt_lens)

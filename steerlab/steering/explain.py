@@ -132,9 +132,10 @@ def explain(
         pair = encode_pair(tokenizer, encoded, completion, d_vocab=_ANY_ID)
         context, following = pair.context_ids, pair.target_ids
     token_ids = (*context, *following)
-    marks = marks_for(plan.sets, [PromptContent(0, 1, encoded.token_ids, encoded.text, tokenizer)])
+    ready = plan.spelled(tokenizer)
+    marks = marks_for(ready.sets, [PromptContent(0, 1, encoded.token_ids, encoded.text, tokenizer)])
     rows = RowPositions.of_tokens([token_ids], [len(context)], marks)
-    reached = [edit.selects(rows)[0].tolist() for edit in plan]
+    reached = [edit.selects(rows)[0].tolist() for edit in ready]
     last = len(token_ids) - 1 if following else len(token_ids)
     return Explanation(plan, token_ids, _spelled(tokenizer, token_ids), len(context), _cells(plan, reached, last))
 

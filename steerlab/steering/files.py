@@ -1,11 +1,13 @@
 """Vector files: safetensors, one tensor per hook point, every card in the metadata.
 
 Layout: each tensor is float32 `[d_model]`, named by its hook point (`blocks.14.hook_resid_post`). The metadata has one
-key, `steerlab`, whose value is JSON: `{"format": 1, "cards": {hook point: card}}`. Nothing in a file is executed.
+key, `steerlab`, whose value is JSON: `{"format": 1, "cards": {hook point: card}}`. A vector with a low-rank edit has
+three more tensors, named by the hook point and `.low_rank.rotation` `[rank, d_model]`, `.low_rank.weight`
+`[rank, d_model]` and `.low_rank.bias` `[rank]`; only such files have `"format": 2`. Nothing in a file is executed.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,9 +18,12 @@ from safetensors.torch import save as save_safetensors
 from steerlab.core.errors import HookPointError, VectorFileError, VectorShapeError, VectorValueError
 from steerlab.core.files import write_atomic
 from steerlab.core.hook_points import HookPoint
+from steerlab.steering.low_rank import LowRank
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
-FORMAT = 1
+FORMAT = 2
+"""The newest format; a file without low-rank edits has format 1, which older versions read too."""
+_PARTS = ("rotation", "weight", "bias")
 _KEY = "steerlab"
 _MAX_BYTES = 1 << 30
 _MAX_HEADER = 16 << 20
@@ -30,8 +35,16 @@ def save_vectors(path: str | Path, vectors: Sequence[SteeringVector]) -> Path:
     if not names or len(set(names)) < len(names):
         raise VectorFileError(f"A file holds one vector per hook point, at least one; got {names}.")
     cards = {vector.hook_point.name: vector.card.to_json() for vector in vectors}
-    header = json.dumps({"format": FORMAT, "cards": cards}, sort_keys=True, ensure_ascii=False)
     tensors = {vector.hook_point.name: vector.values for vector in vectors}
+    matrices = {
+        f"{vector.hook_point.name}.low_rank.{part}": getattr(vector.low_rank, part)
+        for vector in vectors
+        if vector.low_rank is not None
+        for part in _PARTS
+    }
+    stated = {"format": FORMAT if matrices else 1, "cards": cards}
+    header = json.dumps(stated, sort_keys=True, ensure_ascii=False)
+    tensors |= matrices
     return write_atomic(path, save_safetensors(tensors, metadata={_KEY: header}))
 
 
@@ -47,9 +60,11 @@ def load_vectors(path: str | Path) -> list[SteeringVector]:
         tensors = load_safetensors(data)
     except (SafetensorError, ValueError, RuntimeError, TypeError, KeyError) as error:
         raise VectorFileError(f"{path} is damaged: {error}.") from error
-    if set(tensors) != set(cards) or not tensors:
+    edits = _low_rank_edits(path, tensors)
+    if set(tensors) != set(cards) or not tensors or not set(edits) <= set(tensors):
         raise VectorFileError(f"{path} is damaged: its tensors and its cards name different hook points.")
-    return sorted((_vector(path, n, t, cards[n]) for n, t in tensors.items()), key=lambda v: v.hook_point)
+    found = [_vector(path, name, tensor, cards[name], edits.get(name)) for name, tensor in tensors.items()]
+    return sorted(found, key=lambda vector: vector.hook_point)
 
 
 def load_one_vector(path: str | Path) -> SteeringVector:
@@ -122,16 +137,56 @@ def as_vector_set(source: str | Path, vectors: Sequence[SteeringVector]) -> Vect
         raise VectorFileError(f"{source} holds no vector set: {error}") from error
 
 
-def usable_vector(path: str | Path, values: torch.Tensor, point: HookPoint, card: VectorCard) -> SteeringVector:
+def usable_vector(
+    path: str | Path, values: torch.Tensor, point: HookPoint, card: VectorCard, low_rank: LowRank | None = None
+) -> SteeringVector:
     """The vector, if what a file held is one.
 
     Raises:
         VectorFileError: if it is not one row of finite numbers.
     """
     try:
-        return SteeringVector(values, point, card)
+        return SteeringVector(values, point, card, low_rank)
     except (VectorShapeError, VectorValueError) as error:
         raise VectorFileError(f"{path} holds a vector that cannot be used: {error}") from error
+
+
+def check_no_low_rank(vectors: Iterable[SteeringVector], what: str) -> None:
+    """Checks that what is written in another format is vectors and no more.
+
+    Raises:
+        VectorFileError: for a vector with a low-rank edit, which no other format states.
+    """
+    held = [vector.hook_point.name for vector in vectors if vector.low_rank is not None]
+    if held:
+        raise VectorFileError(
+            f"{what} states vectors and no low-rank edits, such as the one at {held[0]}; write it with .save, or write "
+            "what it adds on average, vector.scaled(1.0), which has no such edit."
+        )
+
+
+def _low_rank_edits(path: str | Path, tensors: dict[str, torch.Tensor]) -> dict[str, LowRank]:
+    """The low-rank edits of a file by hook point; their tensors are taken out.
+
+    Raises:
+        VectorFileError: if one lacks a part or cannot be used.
+    """
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name in [name for name in tensors if ".low_rank." in name]:
+        point, _, part = name.partition(".low_rank.")
+        parts.setdefault(point, {})[part] = tensors.pop(name)
+    found = {}
+    for point, matrices in parts.items():
+        if set(matrices) != set(_PARTS) or any(matrix.dtype != torch.float32 for matrix in matrices.values()):
+            raise VectorFileError(
+                f"{path} is damaged: the low-rank edit at {point} has {', '.join(sorted(matrices))}; the format states "
+                f"{', '.join(_PARTS)} in float32."
+            )
+        try:
+            found[point] = LowRank(**matrices)
+        except (VectorShapeError, VectorValueError) as error:
+            raise VectorFileError(f"{path} holds a low-rank edit that cannot be used: {error}") from error
+    return found
 
 
 def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
@@ -149,12 +204,14 @@ def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
         version, cards = stated["format"], dict(stated["cards"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise not_ours from error
-    if version != FORMAT:
-        raise VectorFileError(f"{path} has format {version!r}; this version reads format {FORMAT}. Update steerlab.")
+    if version not in (1, FORMAT):
+        raise VectorFileError(
+            f"{path} has format {version!r}; this version reads formats 1 to {FORMAT}. Update steerlab."
+        )
     return cards
 
 
-def _vector(path: str | Path, name: str, tensor: torch.Tensor, card: dict) -> SteeringVector:
+def _vector(path: str | Path, name: str, tensor: torch.Tensor, card: dict, low_rank: LowRank | None) -> SteeringVector:
     if tensor.dtype != torch.float32:
         raise VectorFileError(f"{path} holds {name} as {tensor.dtype}; the format states float32.")
     if tensor.ndim != 1:
@@ -169,4 +226,4 @@ def _vector(path: str | Path, name: str, tensor: torch.Tensor, card: dict) -> St
         stated = VectorCard.from_json(card)
     except (HookPointError, VectorValueError, AttributeError, TypeError) as error:
         raise VectorFileError(f"{path} holds a vector that cannot be used: {error}") from error
-    return usable_vector(path, tensor, point, stated)
+    return usable_vector(path, tensor, point, stated, low_rank)

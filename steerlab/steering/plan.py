@@ -21,6 +21,7 @@ from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions import condition as conditions
 from steerlab.steering.positions import schedule as schedules
 from steerlab.steering.positions import where as positions
+from steerlab.steering.positions.by_tokens import check_vocabulary, spell
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.vectors import SteeringVector, VectorCard
 
@@ -215,16 +216,36 @@ class Plan(Shown):
                 _warn_of_origin(vector, info)
             for name, other in edit.operator.others.items():
                 _warn_of_origin(other, info, f"the {name} of {edit.operator}", edit.hook_point)
+        for where in self.sets:
+            check_vocabulary(where, info.d_vocab, info.name)
         return self
 
-    def ready(self, info: ModelInfo, median_norm: Callable[[int, str], float]) -> "Plan":
+    def spelled(self, tokenizer: Any) -> "Plan":
+        """The plan with the texts of events, in `between` and `after`, as the token ids that spell them.
+
+        Args:
+            tokenizer: the model's own.
+
+        Raises:
+            PlanError: for a text that cannot be written in this model's tokens, or without a tokenizer for it.
+        """
+        if all(spell(where, tokenizer) is where for where in self.sets):
+            return self
+        return Plan(*(edit.spelled(tokenizer) for edit in self.edits))
+
+    def ready(self, info: ModelInfo, median_norm: Callable[[int, str], float], tokenizer: Any = None) -> "Plan":
         """The plan as it will run on a model: checked, its doses resolved, and nothing in it beyond the finite range.
+
+        Args:
+            info: the model.
+            median_norm: of its stream, by layer and site.
+            tokenizer: its own, for events that are named by their text.
 
         Raises:
             HookPointError, VectorMismatchError: as `check`.
             PlanError: for strengths that leave the finite range of the model's dtype.
         """
-        resolved = self.check(info).resolved(median_norm, info.weights_hash)
+        resolved = self.spelled(tokenizer).check(info).resolved(median_norm, info.weights_hash)
         check_finite_range(resolved.edits, info)
         return resolved
 
@@ -246,7 +267,7 @@ class Plan(Shown):
                 f"hooks are functions for the model of sl.load(…), and {type(engine).__name__} has no such model; pass "
                 "the plan itself: engine.generate(prompts, plan=plan), and score and capture alike."
             )
-        return engine.hooks_of(self.ready(engine.info, engine.median_norm))
+        return engine.hooks_of(self.ready(engine.info, engine.median_norm, getattr(engine, "tokenizer", None)))
 
     def applied(self, model: Any, tokenizer: Any = None) -> AbstractContextManager[Any]:
         """Applies the plan to a model of one's own for as long as a `with` block runs.

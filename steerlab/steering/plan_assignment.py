@@ -25,9 +25,20 @@ class AssignedPlan:
 
 
 def assign_plans(
-    plan: PlanArgument, n_prompts: int, info: ModelInfo, median_norm: Callable[[int, str], float]
+    plan: PlanArgument,
+    n_prompts: int,
+    info: ModelInfo,
+    median_norm: Callable[[int, str], float],
+    tokenizer: Any = None,
 ) -> list[AssignedPlan]:
     """One plan per prompt, from one for all or a list.
+
+    Args:
+        plan: one, a list with one per prompt, or None.
+        n_prompts: how many prompts.
+        info: the model.
+        median_norm: of its stream, by layer and site.
+        tokenizer: its own, for events that are named by their text.
 
     Raises:
         PlanError: for a list of another length, something that is not a plan, or an edit that leaves the finite range.
@@ -43,7 +54,7 @@ def assign_plans(
                 f"plan takes a Plan, None, or a list of them, got {type(one).__name__}; wrap edits in Plan()."
             )
         if plan_key(one) not in ready:
-            checked = Plan() if one is None else one.ready(info, median_norm)
+            checked = Plan() if one is None else one.ready(info, median_norm, tokenizer)
             ready[plan_key(one)] = AssignedPlan(checked, None if one is None else one.hash)
     return [ready[plan_key(one)] for one in given]
 

@@ -20,6 +20,7 @@ from steerlab.core.receipts import EditReceipt, Receipt, mean_change
 from steerlab.steering.operators.base import Direction
 from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.by_tokens import trail_of
 from steerlab.steering.positions.condition import Gate
 from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions.rows import RowPositions
@@ -77,6 +78,7 @@ class PlanRun:
         self._on_device = [_OnDevice(edit) for edit in plan]
         self._marks = marks_for(plan.sets, contents)
         self._kept_marks = self._marks
+        self._trail = trail_of(plan.sets, n_rows)
         self._gates = {condition: Gate(condition, n_rows) for condition in plan.conditions}
         self._unanswered: list[Tensor] = []
         self._rows: RowPositions | None = None
@@ -91,14 +93,16 @@ class PlanRun:
         """Where `edit` must be called in every pass: what conditions read, and what edits change."""
         return list(dict.fromkeys([condition.hook_point for condition in self._gates] + self.plan.hook_points))
 
-    def begin(self, rows: RowPositions) -> None:
-        """States which tokens the coming pass holds."""
-        self._rows = self.with_marks(rows)
-        self._masks = {}
+    def begin(self, rows: RowPositions) -> RowPositions:
+        """States which tokens the coming pass holds.
 
-    def with_marks(self, rows: RowPositions) -> RowPositions:
-        """A pass's tokens with what `span` and `mask` found in the prompts of its rows."""
-        return rows if self._kept_marks is None else replace(rows, marks=self._kept_marks)
+        Returns:
+            The same with what the plan's sets look up: in the prompts of the rows, and in the tokens of earlier passes.
+        """
+        marked = rows if self._kept_marks is None else replace(rows, marks=self._kept_marks)
+        self._rows = self._trail.follow(marked, self._kept)
+        self._masks = {}
+        return self._rows
 
     def edit(self, point: HookPoint, h: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The stream at a hook point after this plan's edits there, in its own dtype and on its own device."""
@@ -184,6 +188,7 @@ class PlanRun:
         later = PlanRun(self.plan, len(rows_of), contents)
         index = torch.tensor(list(rows_of), dtype=torch.long)
         later._gates = {condition: gate.continued(index) for condition, gate in self._gates.items()}
+        later._trail = self._trail.continued(rows_of)
         later._on_device = self._on_device
         later._unanswered = list(self._unanswered)
         edited, changes = self.counts()

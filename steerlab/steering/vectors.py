@@ -16,6 +16,7 @@ from steerlab.core.hashing import bytes_hash
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
 from steerlab.display import Facts, Fold, Piece, Shown, Table, figure, shortened
+from steerlab.steering.low_rank import LowRank
 from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vector_diagnostics import Diagnostics
 
@@ -51,6 +52,8 @@ class VectorCard:
         versions: library versions it was made with.
         notes: further remarks.
         chat: whether strings were read as user turns of a chat.
+        training: how a vector was trained, for methods that learn one by gradient: settings, losses on held-out items,
+            steps, tokens and seconds, and what the method learned beside the vector.
     """
 
     name: str | None = None
@@ -68,6 +71,7 @@ class VectorCard:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: str | None = None
     chat: bool = False
+    training: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.median_norm is not None:
@@ -75,6 +79,8 @@ class VectorCard:
             object.__setattr__(self, "median_norm", median)
         if not isinstance(self.versions, Mapping):
             raise VectorValueError(f"A card's versions map libraries to versions, got {self.versions!r:.80}.")
+        if self.training is not None and not isinstance(self.training, Mapping):
+            raise VectorValueError(f"A card's training maps names to what they were, got {self.training!r:.80}.")
         check_whole([self.name, self.method, self.model, self.notes], "A vector's card", VectorValueError)
 
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +88,8 @@ class VectorCard:
         entries = asdict(self) | {"versions": dict(self.versions)}
         if not self.chat:
             del entries["chat"]  # absent means no
+        if self.training is None:
+            del entries["training"]
         return entries
 
     @classmethod
@@ -93,15 +101,19 @@ class VectorCard:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SteeringVector(Shown):
-    """A direction in the residual stream, with its length, at a hook point. Two are equal if values and place are.
+    """A direction in the residual stream, with its length, at a hook point.
+
+    Two are equal if their values, places and low-rank edits are.
 
     Attributes:
         values: float32 on the CPU, shape [d_model].
         hook_point: where it belongs.
         card: where it comes from.
+        low_rank: a low-rank edit that was learned or read with it, which `sl.loreft` applies. The values are then what
+            the edit adds on average (or the direction that it writes first); vectors made from this one have none.
 
     Raises:
-        VectorShapeError: if the values are not one row.
+        VectorShapeError: if the values are not one row, or a low-rank edit has another width.
         VectorValueError: if they hold NaN or infinities.
 
     Examples:
@@ -113,6 +125,7 @@ class SteeringVector(Shown):
     values: Tensor
     hook_point: HookPoint
     card: VectorCard = field(default_factory=VectorCard)
+    low_rank: LowRank | None = None
 
     def __post_init__(self) -> None:
         row = row_of(self.values)
@@ -131,6 +144,10 @@ class SteeringVector(Shown):
                 "values; check the data it was made from."
             )
         object.__setattr__(self, "values", values)
+        if self.low_rank is not None and self.low_rank.d_model != values.numel():
+            raise VectorShapeError(
+                f"The low-rank edit of a vector has its width, [{values.numel()}]; got [{self.low_rank.d_model}]."
+            )
 
     @classmethod
     def from_tensor(
@@ -199,18 +216,19 @@ class SteeringVector(Shown):
 
     @property
     def hash(self) -> str:
-        """Content hash of hook point and values."""
+        """Content hash of hook point and values; a low-rank edit has a hash of its own."""
         return bytes_hash(self.hook_point.name.encode() + self.values.numpy().astype("<f4").tobytes())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SteeringVector) and self.hash == other.hash
+        return isinstance(other, SteeringVector) and (self.hash, self.low_rank) == (other.hash, other.low_rank)
 
     def __hash__(self) -> int:
         return hash(self.hash)
 
     def _finding(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
-        return f"{name}{self.hook_point.name}, d_model={self.d_model}, norm={self.norm:.4g}"
+        more = "" if self.low_rank is None else f", with an edit of rank {self.low_rank.rank}"
+        return f"{name}{self.hook_point.name}, d_model={self.d_model}, norm={self.norm:.4g}{more}"
 
     def _pieces(self) -> Sequence[Piece]:
         median = self.card.median_norm
@@ -225,12 +243,12 @@ class SteeringVector(Shown):
         number = as_number(factor)
         if number is None:
             raise VectorValueError(f"A vector is scaled by a finite number, got {shown(factor)}.")
-        return replace(self, values=self.values * number)
+        return self._remade(self.values * number, self.card)
 
     def with_values(self, values: Tensor, *, method: str) -> "SteeringVector":
         """Other values at the same place; the card keeps the model's entries; it and the name state the method."""
         name = None if self.name is None else f"{self.name}: {method}"
-        return replace(self, values=values, card=replace(self.card, name=name, method=method))
+        return self._remade(values, replace(self.card, name=name, method=method))
 
     def at(self, layer: Integer, site: str | None = None) -> "SteeringVector":
         """The same values at another hook point; the card still says where they were read."""
@@ -274,7 +292,7 @@ class SteeringVector(Shown):
         if left.norm() <= 1e-6 * self.norm:
             raise VectorValueError(f"{self!r} lies in the span of the others; without them nothing is left of it.")
         name = f"{_term(self)} without {', '.join(map(_term, others))}"
-        return replace(self, values=left.float(), card=replace(card, name=name, method="project_out"))
+        return self._remade(left.float(), replace(card, name=name, method="project_out"))
 
     def _with(
         self, other: "SteeringVector", sign: str, combine: Callable[[Tensor, Tensor], Tensor]
@@ -282,10 +300,14 @@ class SteeringVector(Shown):
         if not isinstance(other, SteeringVector):
             return NotImplemented
         card = replace(self._shared_card(other, self.card), name=f"{_term(self)} {sign} {_term(other)}")
-        return replace(self, values=combine(self.values, other.values), card=replace(card, method="sum"))
+        return self._remade(combine(self.values, other.values), replace(card, method="sum"))
 
     def _named(self, name: str, values: Tensor, method: str) -> "SteeringVector":
-        return replace(self, values=values, card=replace(self.card, name=name, method=method))
+        return self._remade(values, replace(self.card, name=name, method=method))
+
+    def _remade(self, values: Tensor, card: VectorCard) -> "SteeringVector":
+        """Other values at this place; a low-rank edit was learned with the old ones and is left out."""
+        return SteeringVector(values, self.hook_point, card)
 
     def _shared_card(self, other: "SteeringVector", card: VectorCard) -> VectorCard:
         """The entries of a card that another vector's has too; the others are unknown of what both make.
@@ -330,7 +352,7 @@ class SteeringVector(Shown):
             card = found[0]._shared_card(other, card)
         name = f"mean of {', '.join(map(_term, found))}"
         values = torch.stack([vector.values.double() for vector in found]).mean(dim=0).float()
-        return replace(found[0], values=values, card=replace(card, name=name, method="mean"))
+        return found[0]._remade(values, replace(card, name=name, method="mean"))
 
     def cosine(self, other: "SteeringVector") -> float:
         """Cosine between two vectors."""
@@ -554,7 +576,17 @@ def card_facts(card: VectorCard) -> list[tuple[str, Any]]:
         ("pairs", pairs),
         ("as chat", "yes" if card.chat else None),
         ("notes", card.notes),
+        ("training", _training_words(card.training)),
     ]
+
+
+def _training_words(training: Mapping[str, Any] | None) -> str | None:
+    """What a training came to, for a reader."""
+    if training is None:
+        return None
+    told = [f"{name} {figure(training[name])}" for name in ("held_out_loss", "unsteered_loss") if name in training]
+    told += [f"{figure(training[name])} {name}" for name in ("steps", "tokens", "seconds") if name in training]
+    return ", ".join(told).replace("_", " ")
 
 
 def model_entries(info: ModelInfo) -> dict[str, Any]:

@@ -117,6 +117,9 @@ def test_the_documentation_names_every_key():
         ({"vector.pairs": {"pth": "a"}}, "unknown key 'vector.pairs.pth'; did you mean 'vector.pairs.path'? Its value"),
         ({"selfcheck": {"alow_failure": True}}, "did you mean 'selfcheck.allow_failure'? Its value is True."),
         ({"selfcheck": "no"}, "selfcheck: must hold keys (run, allow_failure, tolerance), got 'no'."),
+        ({"baselines": {"ratios": [1.1]}}, "baselines: needs 'prompting' or 'few_shot'."),
+        ({"baselines": {"few_shot": ["a"], "numbers": [2]}}, "baselines: numbers are from 1 to 1"),
+        ({"generations": {"prompts": ["a"], "judge": {"rubric": "Rate it."}}}, "no place for what is judged"),
         ({"confirm": True}, "'confirm' measures what 'select' chose; there is no 'select'."),
         ({"select": {"doses": [1]}}, "the key 'select.targets' is missing."),
         ({"select": {**SELECT["select"], "subject_to": {"ppl": 1.1}}}, "select.subject_to: Unknown constraint 'ppl'"),
@@ -249,6 +252,25 @@ def test_select_confirm_and_the_effect_of_the_winner(steerlab, write, tmp_path):
     after = {place: place.stat().st_mtime_ns for place in (tmp_path / "out" / "trial" / "cells").rglob("*.parquet")}
     assert after == cells, "nothing is measured again"
     assert len(loaded(tmp_path).results.confirmations) == 1, "running again is no second look"
+
+
+@pytest.mark.slow
+def test_completions_are_judged_and_prompting_is_compared(steerlab, write, tmp_path):
+    judge = {"rubric": {"a": "{text} Rating:", "b": "{prompt} {text} Rating:"}, "scale": {"no": 0, "yes": 1}}
+    generations = {"prompts": ["The soup was"], "max_new_tokens": 3, "doses": [0, 0.1], "judge": judge}
+    baselines = {"prompting": ["Be happy.", "Be very happy."], "few_shot": ["All is well."], "ratios": [1000]}
+    path = write({"generations": generations, "baselines": baselines, "report": "page.md"})
+    first = steerlab("run", path)
+    assert first.code == 0, (first.err, first.exception)
+    assert "rating at +0.1" in first.out
+    assert "nothing is extrapolated" in first.out
+    results = loaded(tmp_path).results
+    (judged,), (beside,) = results.judgements, results.baselines
+    assert dict(zip(judged.judge.labels, judged.judge.values, strict=True)) == {"no": 0.0, "yes": 1.0}
+    assert [arm.strengths for arm in beside.arms] == [(1.0, 2.0), (1.0,)]
+    page = (tmp_path / "page.md").read_text()
+    assert "Judged completions" in page
+    assert "Be very happy." in page
 
 
 @pytest.mark.slow

@@ -75,8 +75,16 @@ def _of_engine(engine: Engine, text: str) -> dict[str, Any]:
         sl.perplexity(engine, f"{text} the cat ran home", plan=plan),
         sl.divergence(engine, engine, f"{text} the cat ran home", plan_a=plan),
         sl.show_tokens(engine, prompts, plan=plan),
+        sl.rank_heads(engine, pairs, layers=[0, 1], folds=2),
+        *_judged(engine, text),
     ]
     return {type(one).__name__: one for one in shown}
+
+
+def _judged(engine: Engine, text: str) -> list[Any]:
+    judge = sl.judge(engine, f"{text} {{text}} Rating:")
+    compared = sl.judge(engine, f"{text} {{a}} {{b}} Better:", {"1": 1, "2": 0}).compare([text], ["other"])
+    return [judge, judge.rate([text, "other"]), compared, judge.agreement([text, "other"], labels=["0", "1"])]
 
 
 def _named(vectors: sl.VectorSet, text: str) -> sl.VectorSet:
@@ -100,11 +108,14 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         pairs=pairs,
         neutral=[f"{text} a text"],
     )
+    beside = exp.baselines(effect, sl.prompting([text]), ratios=1.01)
     chosen = exp.select(vectors, [0.1, 0.2], targets, texts=[f"{text} a text"])
     confirmed = exp.confirm(chosen, held_out)
     other = sl.Plan(sl.add(vectors[0], dose=1.0))
     together = exp.interaction(plan, other, targets, [0, 0.2], [0, 0.2])
     moved = exp.transfer(plan, held_out, [0, 0.2])
+    judge = sl.judge(engine, f"{text} {{text}} Rating:")
+    exp.generate(plan, [f"{text} the cat"], doses=[0, 0.2], max_new_tokens=4, judge=judge)
     same = exp.parity(plan, [f"{text} the cat"], against=engine, max_new_tokens=4)
     other_run = sl.Experiment("one-of-each-2", engine, root=folder, seed=1)
     other_run.effect(plan, targets, [0, 0.2], controls=sl.Controls(random=2), neutral=[f"{text} a text"])
@@ -118,6 +129,8 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         together,
         moved,
         same,
+        exp.results.judgements[0],
+        beside,
         exp.verify(n=0),
         sl.compare(exp, other_run),
     ]

@@ -10,14 +10,15 @@ from tests.display.one_of_each import EVIL, one_of_each
 from tests.display.test_display import Reader
 
 WITHOUT_TEXTS = """
-Activations DiagnosticsPack DiagnosticsResults Diagnostics Divergence LensEngine LogprobResults ModelInfo Perplexity
-Score Scores SelfCheck SequenceDiagnostics TokenStepDiagnostics Transfer
+Activations DiagnosticsPack DiagnosticsResults Diagnostics Divergence HeadRanking LensEngine LogprobResults ModelInfo
+Perplexity Score Scores SelfCheck SequenceDiagnostics TokenStepDiagnostics Transfer
 """.split()
 """Results that hold numbers and hashes only; of some, the receipts name a vector."""
 
 WITH_TEXTS = """
-BatchedSequences Completion Confirmation ContrastPairs Effect Experiment Explanation Generations Interaction Parity Plan
-Receipt Receipts Results RunComparison Selection SteeringVector Targets TokenView VectorSet Verification
+BaselineComparison BatchedSequences Completion Confirmation ContrastPairs Effect Experiment Explanation Generations
+Interaction JudgeAgreement JudgedTexts Judgements PairJudgements Parity Plan Receipt Receipts Results RubricJudge
+RunComparison Selection SteeringVector Targets TokenView VectorSet Verification
 """.split()
 NAMES = sorted([*WITHOUT_TEXTS, *WITH_TEXTS])
 

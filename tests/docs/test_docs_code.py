@@ -22,6 +22,8 @@ RUN = [
     "docs/extraction.md",
     "docs/generation.md",
     "docs/exploring.md",
+    "docs/how-to/heads.md",
+    "docs/judging.md",
     "docs/how-to/model.md",
     "docs/how-to/vectors.md",
     "docs/how-to/data.md",

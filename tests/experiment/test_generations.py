@@ -8,7 +8,8 @@ from scipy import stats
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
-from steerlab.experiment.measurements.generations import generate_paired, paired_differences, side_by_side
+from steerlab.experiment.measurements.generations import generate_paired
+from steerlab.experiment.measurements.pairing import paired_differences, side_by_side
 
 PROMPTS = ["The ferry", "She opened the window"]
 POLICY = sl.SamplingPolicy(temperature=0.8, top_p=0.9)

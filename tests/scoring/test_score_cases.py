@@ -144,6 +144,10 @@ def test_s10_a_target_longer_than_the_context_is_an_error(tiny_llama_engine):
 # --- invariance ---------------------------------------------------------------------------------------------------
 
 
+# Log-probabilities near -10 nats are 1e-6 apart in float32, and another batch shape sums in another order.
+ROUNDING = 5e-5
+
+
 @pytest.mark.parametrize("steered", [False, True])
 @settings(max_examples=25)
 @given(data=st.data())
@@ -162,12 +166,12 @@ def test_s11_order_batch_and_header_change_no_score(tiny_llama_engine, huggingfa
             alone = engine.score([prompt], [[target]], plan=plan)[0]
             score = together.of(i)[j]
             assert score.token_ids == tuple(target)
-            assert score.token_log_probs == pytest.approx(alone.token_log_probs, abs=1e-5)
-            assert score.token_log_probs == pytest.approx(moved[j].token_log_probs, abs=1e-5)
+            assert score.token_log_probs == pytest.approx(alone.token_log_probs, abs=ROUNDING)
+            assert score.token_log_probs == pytest.approx(moved[j].token_log_probs, abs=ROUNDING)
     if not steered:
         last = len(tails) - 1
         expected = reference(huggingface, prompts[last], targets[last][0])
-        assert together.of(last)[0].token_log_probs == pytest.approx(expected, abs=1e-5)
+        assert together.of(last)[0].token_log_probs == pytest.approx(expected, abs=ROUNDING)
 
 
 def test_s11_the_same_call_again_gives_the_same_to_the_bit(tiny_llama_engine):

@@ -146,7 +146,7 @@ def test_missing_files_and_folders(tmp_path):
 
 def test_a_newer_format_says_so(tmp_path):
     with pytest.raises(VectorFileError, match="Update steerlab"):
-        SteeringVector.load(file_of(tmp_path, {NAME: torch.ones(4)}, header({NAME: {}}, version=2)))
+        SteeringVector.load(file_of(tmp_path, {NAME: torch.ones(4)}, header({NAME: {}}, version=3)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32])

@@ -6,7 +6,8 @@ import pytest
 import steerlab as sl
 from steerlab.core.errors import InputError
 from steerlab.experiment.measurements.entropy import entropy_change
-from steerlab.experiment.measurements.generations import generate_paired, paired_differences
+from steerlab.experiment.measurements.generations import generate_paired
+from steerlab.experiment.measurements.pairing import paired_differences
 from steerlab.experiment.measurements.parity import parity
 from steerlab.experiment.measurements.selfcheck import selfcheck
 

@@ -122,6 +122,23 @@ def test_every_operator_at_every_position_with_every_option(engine, lens, vector
     same_receipts(warm.receipts, cold.receipts)
 
 
+@pytest.mark.parametrize("method", ["reft_r1", "reps", "loreft"])
+def test_learned_edits_run_on_both_engines(engine, lens, method, tmp_path):
+    """Trained on one engine, saved, read back, and applied on both at all strengths and positions."""
+    texts = [(" wonderful day", 1), (" sad evening", -1)]
+    rows = [{"prompt": prompt, "target": text, "label": label} for prompt in PROMPTS for text, label in texts]
+    options = {"steps": 6, "batch_size": 4, "evaluate_every": 3, "learning_rate": 0.3}
+    options |= {"rank": 2} if method == "loreft" else {}
+    sl.extract(lens, sl.Targets.from_records(rows), method, layers=1, **options).save(tmp_path / "v.safetensors")
+    vector = sl.VectorSet.load(tmp_path / "v.safetensors")[1]
+    make = sl.loreft if method == "loreft" else lambda v, **given: sl.add(v, coef=1.0, **given)
+    plans = [sl.Plan(make(vector, where=where)).scaled(scale) for where in WHERES.values() for scale in (1.0, 0.5)]
+    plans.append(sl.Plan(make(vector, norm="keep", schedule=sl.schedule.linear(1.0, 0.2, over=4))))
+    engine.llm.reset_prefix_cache()
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
+    assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
+
+
 SITES = ["attn_out", "resid_mid", "mlp_out", "resid_pre"]
 
 
@@ -182,6 +199,22 @@ def test_captures_show_the_stream_after_these_edits(engine, lens, vector):
         ours, theirs = (one.capture(PROMPTS[:2], layers=[1, 2], plan=plan) for one in (engine, lens))
         for layer in (1, 2):
             torch.testing.assert_close(ours[layer], theirs[layer], atol=5e-4, rtol=1e-4)
+
+
+def test_a_change_of_a_head_is_the_same_edit(engine, lens):
+    """Of single heads, of several of one layer, and at several layers, with options of an edit."""
+    rng = torch.Generator().manual_seed(5)
+    head = {key: sl.head_vector(lens, *key, torch.randn(32, generator=rng)) for key in ((1, 0), (1, 3), (2, 2))}
+    plans = [
+        sl.Plan(sl.add(head[1, 3], coef=3.0)),
+        sl.Plan(sl.add(head[1, 0] + head[1, 3], dose=2.0, where=w.all()), sl.add(head[2, 2], coef=-3.0)),
+        sl.Plan(sl.ablate(head[2, 2], where=w.prompt() & ~w.index(0)), sl.add(head[1, 0], coef=4.0, norm="keep")),
+    ]
+    assert compare(engine, lens, PROMPTS[:3], plans) >= 6
+    with pytest.raises(sl.HookPointError, match="read only"):
+        engine.capture(PROMPTS[:1], layers=1, site="z")
+    with pytest.raises(sl.InputError, match=r"VLLMEngine\. The vectors then run on every engine"):
+        sl.head_vector(engine, 1, 0, torch.ones(32))
 
 
 # --- conditions ---------------------------------------------------------------------------------------------------
@@ -252,3 +285,103 @@ def test_what_a_condition_cannot_be_is_refused_by_name(engine, vector):
     for words, plan in cases.items():
         with pytest.raises(sl.PlanError, match=words):
             engine.generate(PROMPTS[:1], plan=plan, max_new_tokens=2)
+
+
+# --- positions that depend on generated tokens --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def generated(lens):
+    """What each prompt goes on with, unsteered: events that happen are taken from it."""
+    rows = lens.generate(PROMPTS, policy=GREEDY, max_new_tokens=10)
+    return dict(zip(PROMPTS, [row.token_ids for row in rows], strict=True))
+
+
+UNSEEN = [383, 382, 381]
+
+
+def by_tokens(lens, generated, vector):
+    """Sets that look at tokens, by name: functions of a prompt, whose events happen while it goes on."""
+
+    def closed(prompt):
+        """Ends at what comes third in the span, under this very edit."""
+        start = generated[prompt][1]
+        opened = sl.Plan(sl.add(vector(1), coef=1.5, where=w.between(start, UNSEEN)))
+        (row,) = lens.generate([prompt], plan=opened, policy=GREEDY, max_new_tokens=6)
+        ends = [
+            [token, last] for token, last in zip(row.token_ids[2:], row.token_ids[3:], strict=False) if last != start
+        ]
+        return w.between(start, ends[:2] or UNSEEN, inclusive=len(prompt) % 2 == 0)
+
+    return {
+        "ids": lambda p: w.ids(generated[p][1], generated[p][3]) & w.generated(),
+        "ids, in the prompt too": lambda p: w.ids(*lens.tokenizer(p)["input_ids"][-4:], generated[p][0]),
+        "closed": closed,
+        "open": lambda p: w.between(generated[p][0], UNSEEN, inclusive=True) | w.last_prompt(),
+        "after": lambda p: w.after(generated[p][1], 3),
+        "after a sequence": lambda p: w.after(generated[p][:2], 2, inclusive=True) & w.generated(until=5),
+        "all but": lambda p: w.default() & ~w.after({generated[p][0], (1, 2, 3)}, 2),
+        "from the prompt on": lambda p: w.between("e", "zz"),
+        "two": lambda p: (w.after(generated[p][1]) | w.index(3)) & ~w.ids(generated[p][4]),
+    }
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.filterwarnings("ignore:.*selects no token")
+def test_positions_by_generated_tokens_with_every_form(engine, lens, vector, generated):
+    """Every set with operators and options in turn; each row has a plan of its own, cold and from the cache."""
+    makers, options = list(operators(vector).values()), list(OPTIONS.values())
+    rows = [
+        (prompt, sl.Plan(makers[0 if i == 2 else (i + j) % len(makers)](where=make(prompt), **options[(i * j) % 5])))
+        for i, make in enumerate(by_tokens(lens, generated, vector).values())
+        for j, prompt in enumerate(PROMPTS[:4])
+    ]
+    rows += [(prompt, None) for prompt in PROMPTS[:4]]
+    prompts, plans = zip(*rows, strict=True)
+    engine.llm.reset_prefix_cache()
+    assert compare(engine, lens, prompts, list(plans), n_tokens=10, cached=False) > len(plans)
+    compare(engine, lens, prompts[::-1], list(plans[::-1]), n_tokens=10)  # warm, in another order
+
+
+@pytest.mark.filterwarnings("ignore:.*selects no token")
+def test_scoring_edits_what_generation_edited(engine, lens, vector, generated):
+    for make in by_tokens(lens, generated, vector).values():
+        plans = [sl.Plan(sl.add(vector(1), coef=1.5, where=make(prompt))) for prompt in PROMPTS[:3]]
+        for one in (engine, lens):
+            rows = one.generate(PROMPTS[:3], plan=plans, policy=GREEDY, max_new_tokens=10)
+            prompts = [list(ids) for ids in rows.prompt_token_ids]
+            scores = one.score(prompts, [[row.token_ids] for row in rows], plan=plans)
+            assert [s.log_prob for s in scores] == pytest.approx([sum(row.token_log_probs) for row in rows], abs=1e-4)
+            same_receipts(scores.receipts, rows.receipts)
+
+
+def test_blocks_that_earlier_tokens_decided_about_are_shared_by_rows_with_these_tokens_only(engine, lens, vector):
+    """A span that opens in the first block and is still open in the third: what is cached of it, and for whom."""
+    ids = [5 + (7 * i) % 300 for i in range(90)]
+    start, end, absent = ids[10], ids[70], next(token for token in range(5, 300) if token not in ids)
+    others = [absent, *ids[1:]], [*ids[:10], absent, *ids[11:]], [token for token in ids if token != start]
+    where = w.between(start, {end, absent})
+    plan = sl.Plan(sl.add(vector(1), coef=2.0, where=where), sl.ablate(vector(2), where=w.after(end, 30)))
+    engine.llm.reset_prefix_cache()
+    for prompts in ([ids], [ids, *others], [*others, ids], [[*ids, 7, 8, 9]] * 2):
+        compare(engine, lens, prompts, [plan] * len(prompts), n_tokens=40)
+    (row,) = engine.generate([ids], plan=plan, policy=GREEDY, max_new_tokens=40)
+    compare(engine, lens, [[*ids, *row.token_ids[:n]] for n in (6, 7, 38)], plan)  # goes on inside what was generated
+    assert any(positions for one in engine.inherited for positions in one.positions)
+
+
+@pytest.mark.filterwarnings("ignore:.*selects no token")
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        ("max_token_rules=3", w.ids(5) | w.after(6) | w.between(7, 8)),
+        ("more than 32 alternatives", w.ids(*range(40))),
+        ("more than 8 tokens", w.after(list(range(9)), 2)),
+        ("names token 5000", w.after(5000, 2)),
+    ],
+)
+def test_sets_of_tokens_that_cannot_be_followed_are_refused_by_name(engine, vector, words, where):
+    with pytest.raises(sl.PlanError, match=words):
+        engine.generate(PROMPTS[:1], plan=sl.Plan(sl.add(vector(2), coef=1.0, where=where)), max_new_tokens=2)
+    if "names token" not in words:  # the same sets are fine where all their tokens are known
+        engine.generate(PROMPTS[:1], plan=sl.Plan(sl.add(vector(2), coef=1.0, where=w.prompt() & where)))

@@ -52,6 +52,20 @@ def plans(vector):
         "asked": sl.Plan(
             sl.rotate(vector(1), vector(1, 1), angle=1.0, when=passes, where=w.index(40, -3) | w.generated())
         ),
+        "between": sl.Plan(
+            sl.add(
+                vector(1),
+                coef=4.0,
+                where=w.between({PROMPT[3], OTHER[3], OTHER[3] + 3, OTHER[3] + 6}, {31, 130, 170}),
+            )
+        ),
+        "after": sl.Plan(
+            sl.add(
+                vector(1),
+                coef=3.0,
+                where=w.after({PROMPT[4], OTHER[4], OTHER[4] + 7, 50, (20, 31)}, 6) & ~w.ids(*range(100, 130)),
+            )
+        ),
     }
 
 
@@ -163,7 +177,7 @@ def test_a_salt_keeps_calls_apart(engine, plans, seen):
 
 def test_preempted_requests_are_edited_as_if_they_had_not_been(engine, plans, seen):
     prompts = [[token + k for token in OTHER[: len(OTHER) - 3 * k]] for k in range(8)]
-    chosen = [plans[name] for name in ("all", "plain", "default", "generated", "fading", "asked", "asked", "fading")]
+    chosen = [plans[name] for name in ("all", "plain", "default", "between", "fading", "asked", "between", "after")]
     options = {"policy": sl.SamplingPolicy(temperature=1.0), "seed": list(range(8)), "max_new_tokens": 120}
     alone = []
     for index in range(8):

@@ -192,12 +192,14 @@ for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
         config = SteeringConfig((0,), 3, 2, 4)
         table = Tables.make(config, n_points=1, n_slots=3, n_tokens=8, d_model=20, dtype=dtype,
                             device=torch.device("cpu")).of_point(0)
-        table.tokens[:6] = torch.tensor([[0, 0, -1], [0, 1, 2], [1, 5, 0], [-1, 0, 1], [2, 7, -1], [-1, 3, -1]])
+        table.tokens[:6] = torch.tensor([[0, 0, -1, 1], [0, 1, 2, 0], [1, 5, 0, 2], [-1, 0, 1, 0], [2, 7, -1, 0],
+                                         [-1, 3, -1, -1]])
         table.origins[1] = 3
         table.counts[:] = torch.tensor([2, 3, 0])
-        table.runs[0, 0, 0] = torch.tensor([0, 1])
-        table.runs[0, 1] = torch.tensor([[0, 1], [1, 3]])
-        table.runs[1, :, 0] = torch.tensor([5, 6])
+        # from, to, and with which answers of the token rules; all bits, or some that hold, or one that does not
+        table.runs[0, 0] = torch.tensor([[0, 1, -1], [1, 2, 0b1110]])
+        table.runs[0, 1] = torch.tensor([[0, 1, 0b10], [1, 3, 0b01]])
+        table.runs[1, :, 0] = torch.tensor([5, 6, 0b100])
         vectors = torch.randn(3, 3, 20)
         table.vectors[:] = vectors / vectors.norm(dim=-1, keepdim=True)
         # first, count, keeps the norm, scale, start, end, over, half-life, asks, truth
@@ -225,6 +227,7 @@ for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
             made.append((mine, own.tallies, own.answers, own.readings))
         assert (made[0][0] - hidden).abs().sum() > 1
         assert made[0][1][..., 0].sum() >= 5
+        assert made[0][1][0, :2, 0].tolist()[0] == 1
         assert made[0][2][:2, :, 1].tolist() == [[2, 0], [1, 1]]
         for one, other in zip(*made):
             torch.testing.assert_close(one, other, atol=bound, rtol=bound)

@@ -29,7 +29,11 @@ SITES = ["attn_out", "resid_post"]
 @pytest.fixture(scope="module")
 def plans(vector):
     return [
-        sl.Plan(sl.add(vector(1), coef=2.0), sl.ablate(vector(2), where=sl.where.all())),
+        sl.Plan(
+            sl.add(vector(1), coef=2.0),
+            sl.ablate(vector(2), where=sl.where.all()),
+            sl.add(vector(2, 3), coef=1.0, where=sl.where.between({*range(0, 384, 12)}, {*range(6, 384, 12)})),
+        ),
         None,
         sl.Plan(
             sl.clamp(vector(1), -0.5, 0.5, where=sl.where.all()),

@@ -182,6 +182,10 @@ def test_every_operator_and_position_answers_as_the_reference_does(server, refer
             sl.Plan(sl.add(south, coef=2, where=w.all())),
         ),
         (edits({"vector": "south", "operator": "ablate", "where": "all"}), sl.Plan(sl.ablate(south, where=w.all()))),
+        *(
+            (edits({"vector": "south", "coef": 3.0, "where": at.to_json()}), sl.Plan(sl.add(south, coef=3.0, where=at)))
+            for at in (w.between("e", {"zz", 7}) & w.generated(), w.after({*range(0, 384, 12)}, 3) | w.last_prompt())
+        ),
         (
             edits({"vector": "south", "operator": "clamp", "lo": -0.5, "hi": 0.5, "where": "prompt"}),
             sl.Plan(sl.clamp(south, -0.5, 0.5, where=w.prompt())),
@@ -413,7 +417,10 @@ REFUSED = {
     "no edits": (edits(), "leave `steering` out"),
     "a list": ([NORTH], "must be an object"),
     "text": ("north", "must be an object"),
-    "positions unknown before": (edits({**NORTH, "where": {"kind": "ids", "token_ids": [9]}}), "still to be generated"),
+    "positions unknown before": (
+        edits({**NORTH, "where": {"kind": "ids", "token_ids": [*range(32), 40]}}),
+        "at most 32",
+    ),
     "text that is not there": (
         edits({**NORTH, "where": {"kind": "span", "text": "zebra", "occurrence": None, "missing": "error"}}),
         "zebra",

@@ -104,11 +104,18 @@ def test_a_folder_without_vectors_is_an_error(tmp_path):
         VectorRegistry.read([tmp_path / "missing"])
 
 
-def test_layers_and_vectors_come_together(tmp_path):
-    with pytest.raises(InputError, match="--layers needs --vectors"):
-        ServeOptions("tiny", layers=[1])
+def test_vectors_need_layers(tmp_path):
+    assert ServeOptions("tiny", layers=[1]).vectors == ()
     with pytest.raises(InputError, match="--vectors needs --layers"):
         ServeOptions("tiny", vectors=(tmp_path,))
+    with pytest.raises(InputError, match="--allow-vectors needs --layers"):
+        ServeOptions("tiny", allow_vectors=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("score_mib", -1), ("capture_tokens", -1), ("call_mib", 0)])
+def test_sizes_are_bounded_below(name, value):
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')}"):
+        ServeOptions("tiny", layers=[1], **{name: value})
 
 
 @pytest.mark.vllm

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from steerlab.core.errors import InputError
-from steerlab.core.hook_points import HookPoint
+from steerlab.core.hook_points import HeadPoint, HookPoint
 from steerlab.core.not_finite import not_finite
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
@@ -44,13 +44,13 @@ class CaptureTask:
 
     bridge: Any
     tokenizer: Any
-    points: Sequence[HookPoint]
+    points: Sequence[HookPoint | HeadPoint]
     where: Where
     pool: str | None
     rules: StopRules
     policy: SamplingPolicy
     contents: Sequence[PromptContent]
-    values: dict[HookPoint, dict[int, Tensor]] = field(default_factory=dict)
+    values: dict[HookPoint | HeadPoint, dict[int, Tensor]] = field(default_factory=dict)
     positions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     completions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     receipts: dict[int, Receipt] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class CaptureTask:
             self.values.setdefault(point, {}).update(zip(indices, values, strict=True))
 
     def _check_finite(
-        self, point: HookPoint, values: Sequence[Tensor], jobs: Sequence[GenerationJob], *, steered: bool
+        self, point: HookPoint | HeadPoint, values: Sequence[Tensor], jobs: Sequence[GenerationJob], *, steered: bool
     ) -> None:
         for job, value in zip(jobs, values, strict=True):
             if not bool(value.isfinite().all()):

@@ -245,7 +245,7 @@ class CompiledRows:
         program.tokens.copy_(fed.clamp_min(0))
         if program.buffers:
             ran = RowPositions(program.counts.masked_fill(fed < 0, -1), self._lens, token_ids=fed.clamp_min(0))
-            rows = self.run.with_marks(ran)
+            rows = self.run.begin(ran)
             for point, buffers in program.buffers.items():
                 for k, (_, edit) in enumerate(_edits_at(self.run, point)):
                     buffers.mask[k] = self.run.selects(edit, rows)[:, 0]

@@ -12,7 +12,7 @@ from steerlab.core.arguments import explains_arguments
 from steerlab.core.batching import batches_by_tokens
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
 from steerlab.core.errors import InputError, NonFiniteError
-from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
+from steerlab.core.hook_points import HookPoint, read_point, resolve_layer, resolve_layers
 from steerlab.core.not_finite import failed_prompts, not_finite
 from steerlab.core.numbers import as_integer, check_flag, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
@@ -26,6 +26,7 @@ from steerlab.display import Piece, Shown
 from steerlab.engines.lens.backends import BridgedModel, embedding_device, exact_backend, plain_model
 from steerlab.engines.lens.capture_task import CaptureTask
 from steerlab.engines.lens.generating import GenerationTask, stop_rules
+from steerlab.engines.lens.heads import head_outputs
 from steerlab.engines.lens.info import describe_model
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.quantities import check_named
@@ -39,6 +40,7 @@ from steerlab.runtime.rows import left_padded
 from steerlab.runtime.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
 from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans, group_by_plan
+from steerlab.steering.positions.by_tokens import on_model
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.where import Where, WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
@@ -382,11 +384,11 @@ class LensEngine(Shown):
     def added_vector_scores(
         self, prompts: Any, targets: Sequence[Any], point: HookPoint, where: Where, *, chat: bool = False
     ) -> DifferentiableScores:
-        """Scores as in `score`, differentiable in a vector that is added at a hook point; rows in order of pairs."""
+        """Scores as in `score`, differentiable in what is added at a hook point; rows in order of pairs."""
         pairs, contents = self._encoder.pairs(prompts, targets, chat=chat)
         rows = [(pair, contents[i]) for i, _, pair in pairs]
-        model = BridgedModel(self.model)
-        return DifferentiableScores(model, rows, point.check(self.info.n_layers), where, self.batch_tokens)
+        model, known = BridgedModel(self.model), on_model(where, self.tokenizer, self.info)
+        return DifferentiableScores(model, rows, point.check(self.info.n_layers), known, self.batch_tokens)
 
     @explains_arguments
     @torch.no_grad()
@@ -409,7 +411,8 @@ class LensEngine(Shown):
         Args:
             prompts: strings, chat messages or token ids.
             layers: "all", an index, or several; negative ones count from the end.
-            site: `resid_pre`, `resid_mid`, `resid_post`, `attn_out` or `mlp_out`.
+            site: `resid_pre`, `resid_mid`, `resid_post`, `attn_out` or `mlp_out`; or `z`, what each attention head puts
+                out before W_O, with values shaped [..., head, d_head].
             where: the positions; all by default.
             pool: `mean` or `last` over a prompt's positions, or None to keep each.
             plan: a plan, None, or a list with one per prompt.
@@ -441,12 +444,12 @@ class LensEngine(Shown):
         max_new_tokens = check_integer(max_new_tokens, "max_new_tokens", least=0)
         encoded = self._encoder.prompts(prompts, chat, max_new_tokens)
         seed = check_seed(seed, len(encoded))
-        points = [HookPoint(layer, check_site(site)) for layer in resolve_layers(layers, self.info.n_layers)]
+        points = [read_point(layer, site) for layer in resolve_layers(layers, self.info.n_layers)]
         task = CaptureTask(
             bridge=self.model,
             tokenizer=self.tokenizer,
             points=points,
-            where=as_where(where, all_positions()),
+            where=on_model(as_where(where, all_positions()), self.tokenizer, self.info),
             pool=check_pool(pool),
             rules=stop_rules(self.model, self.tokenizer, (), max_new_tokens),
             policy=policy,
@@ -489,6 +492,17 @@ class LensEngine(Shown):
                 found.append(backend.model(input_ids=ids, use_cache=False).logits[:, 0].float().cpu())
         return torch.cat(found)
 
+    def head_outputs(self, layer: int) -> Tensor:
+        """W_O of a layer by head, with which the heads' z make up attn_out: float32 on the CPU.
+
+        Returns:
+            shape [n_heads, d_head, d_model]; a row says what one number of a head's z adds to the stream.
+
+        Raises:
+            HookPointError: for a model in which attn_out is no such sum, as with a norm after attention.
+        """
+        return head_outputs(self.model, resolve_layer(layer, self.info.n_layers))
+
     def hooks_of(self, plan: Plan) -> list[HookPair]:
         """A resolved plan as (hook name, function) pairs for the bridge; see `Plan.hooks`."""
         return whole_prompt_hooks(plan)
@@ -518,7 +532,7 @@ class LensEngine(Shown):
         return result
 
     def _assign(self, plan: PlanArgument, n_prompts: int) -> list[AssignedPlan]:
-        return assign_plans(plan, n_prompts, self.info, self.median_norm)
+        return assign_plans(plan, n_prompts, self.info, self.median_norm, self.tokenizer)
 
     @property
     def _encoder(self) -> Encoder:

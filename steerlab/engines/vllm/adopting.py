@@ -23,6 +23,7 @@ def vllm_config(
     score_bytes: int = 1 << 29,
     sites: "str | list[str] | tuple[str, ...]" = ("resid_post",),
     max_conditions: int = 2,
+    max_token_rules: int = 2,
 ) -> dict[str, Any]:
     """What a `vllm.LLM` of your own takes as `additional_config`, for `sl.VLLMEngine.adopt` to steer and score it.
 
@@ -35,6 +36,7 @@ def vllm_config(
         score_bytes: as in `VLLMEngine`.
         sites: as in `VLLMEngine`.
         max_conditions: as in `VLLMEngine`.
+        max_token_rules: as in `VLLMEngine`.
 
     Returns:
         A dictionary that can be written as JSON; entries of yours may be added to it.
@@ -57,6 +59,7 @@ def vllm_config(
         score_bytes,
         sites_in_order(sites),
         max_conditions,
+        max_token_rules,
     )
     return {KEY: config.to_json()}
 

@@ -1,10 +1,11 @@
 """VLLMEngine: generate, score and capture on vLLM, each request under its own plan."""
 
+import functools
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -43,13 +44,37 @@ from steerlab.models import resolve
 from steerlab.models.resolver import ResolvedModel
 from steerlab.runtime.encoding import Encoder, Pair
 from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
+from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering.positions.by_tokens import on_model
 from steerlab.steering.positions.prompt_lookup import PromptContent
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
+RunRows: TypeAlias = Callable[..., list[Outcome]]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What an engine has to know of a model that a server runs.
+
+    Attributes:
+        info: the model.
+        config: what is wired.
+        tokenizer: the model's own; None if the server works with token ids only.
+        eos_ids: ids that end a row.
+        own_context: tokens that the model itself takes, whatever the server gives it.
+        median_norms: those that have been measured.
+    """
+
+    info: ModelInfo
+    config: SteeringConfig
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    own_context: int
+    median_norms: dict[HookPoint, float] = field(default_factory=dict)
 
 
 class VLLMEngine(Shown):
@@ -78,6 +103,8 @@ class VLLMEngine(Shown):
         score_bytes: working memory for scoring that each device reserves, whatever the length of a prompt; 0 switches
             `score`, `measure` and the log q of sampled tokens off.
         max_conditions: conditions (`sl.when`) that one plan may have; at most 4.
+        max_token_rules: sets that look at generated tokens (`where.ids`, `between`, `after`) that one plan may have; at
+            most 4.
         sites: where in these layers: of `attn_out`, `resid_mid`, `mlp_out` and `resid_post`.
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: groups of GPUs that share the layers.
@@ -110,6 +137,7 @@ class VLLMEngine(Shown):
         score_bytes: int = 1 << 29,
         sites: "str | list[str] | tuple[str, ...]" = ("resid_post",),
         max_conditions: int = 2,
+        max_token_rules: int = 2,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         dtype: Any = None,
@@ -122,7 +150,14 @@ class VLLMEngine(Shown):
         hf_config = read_config(found.path)
         wired = wired_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
         config = SteeringConfig(
-            wired, max_directions, max_runs, capture_tokens, score_bytes, sites_in_order(sites), max_conditions
+            wired,
+            max_directions,
+            max_runs,
+            capture_tokens,
+            score_bytes,
+            sites_in_order(sites),
+            max_conditions,
+            max_token_rules,
         )
         tokenizer = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
         parallel = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
@@ -166,6 +201,7 @@ class VLLMEngine(Shown):
         self.config, self.tokenizer = connection.config, tokenizer
         self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
         self._connection: Connection | None = connection
+        self._run: RunRows = functools.partial(run_requests, connection)
         try:
             self._eos_ids = eos_token_ids(tokenizer, hf_config, found.path)
             self._info = describe(found, hf_config, connection.llm.model_config)
@@ -174,6 +210,23 @@ class VLLMEngine(Shown):
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def served(cls, model: "ServedModel", connection: Any, run: "RunRows") -> "VLLMEngine":
+        """An engine over a vLLM that is running already, in a server.
+
+        Args:
+            model: what it serves.
+            connection: the running vLLM: has `workers`, what each says of itself, and `close`.
+            run: runs the rows of a call, as `run_requests` does on a connection of its own.
+        """
+        engine = cls.__new__(cls)
+        engine.receipts, engine.inherited, engine.errors = Receipts(), [], {}
+        engine._plans, engine._median_norms = OrderedDict(), model.median_norms
+        engine.config, engine.tokenizer, engine._info = model.config, model.tokenizer, model.info
+        engine._eos_ids, engine._own_context = model.eos_ids, model.own_context
+        engine._connection, engine._run = connection, run
+        return engine
 
     def __enter__(self) -> "VLLMEngine":
         return self
@@ -195,14 +248,21 @@ class VLLMEngine(Shown):
     @property
     def traits(self) -> EngineTraits:
         """How this engine differs from others."""
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        gives_supports = bool(self.config.score_bytes)
-        return EngineTraits("vllm", device, self.config.layers, takes_functions=False, gives_supports=gives_supports)
+        return traits_of(self.config)
 
     @property
     def llm(self) -> Any:
         """The `vllm.LLM` behind this engine."""
         return self._running.llm
+
+    def check_wired(self, plan: Plan) -> None:
+        """Checks that every hook point of a plan is wired.
+
+        Raises:
+            PlanError: otherwise; says which `layers` and `sites` to start with.
+        """
+        for point in plan.hook_points:
+            wired_point(point, self.config)
 
     def close(self) -> None:
         """Ends vLLM and its processes, unless the LLM was adopted. The engine cannot be used afterwards."""
@@ -277,7 +337,7 @@ class VLLMEngine(Shown):
         made = call.requests(encoded, planner.plans(plan, len(encoded)), planner)
         self._note_errors(made, on_error)
         requests = [request for row in made if isinstance(row, list) for request in row]
-        outcomes = run_requests(self._running, requests if max_new_tokens else [], "generate")
+        outcomes = self._run(requests if max_new_tokens else [], "generate")
         completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
         lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
         receipts, inherited = receipts_of(requests[: len(outcomes)], outcomes, lengths)
@@ -383,7 +443,7 @@ class VLLMEngine(Shown):
         plans = planner.plans(plan, len(contents))
         requests = score_requests(pairs, contents, plans, planner, measures)
         submitted, places = shared(pairs, requests)
-        outcomes = run_requests(self._running, submitted, "score", together=True)
+        outcomes = self._run(submitted, "score", together=True)
         require_finite(submitted, outcomes, self.info.dtype)
         lengths = [request.n_tokens for request in requests]
         receipts = receipts_of(requests, [outcomes[place.rest] for place in places], lengths)
@@ -440,14 +500,14 @@ class VLLMEngine(Shown):
             layers=[point.layer for point in points],
             wired=[wired_point(point, self.config) for point in points],
             site=site,
-            where=as_where(where, all_positions()),
+            where=on_model(as_where(where, all_positions()), self.tokenizer, self.info),
             pool=check_pool(pool),
             room=self.config.capture_tokens,
         )
         requests = call.requests(encoder.contents(encoded), planner.plans(plan, len(encoded)), planner)
         last: dict[int, Outcome] = {}
         for wave in call.waves(requests):
-            outcomes = run_requests(self._running, wave, "capture")
+            outcomes = self._run(wave, "capture")
             require_finite(wave, outcomes, self.info.dtype)
             for request, outcome in zip(wave, outcomes, strict=True):
                 call.take(request, outcome)
@@ -484,7 +544,7 @@ class VLLMEngine(Shown):
     def _tools(self) -> tuple[Encoder, Planner]:
         _ = self._running
         encoder = Encoder(self.tokenizer, self.info, ", or start the engine with a larger max_model_len")
-        return encoder, Planner(self.config, self.info, self.median_norm, self._plans)
+        return encoder, Planner(self.config, self.info, self.median_norm, self._plans, self.tokenizer)
 
     def _note_errors(self, made: Sequence[Any], on_error: str) -> None:
         if on_error not in ("raise", "return"):
@@ -505,6 +565,12 @@ class VLLMEngine(Shown):
         if self._connection is None:
             raise InputError("This engine is closed; start a new one.")
         return self._connection
+
+
+def traits_of(config: SteeringConfig) -> EngineTraits:
+    """How an engine on vLLM differs from others, given what is wired."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return EngineTraits("vllm", device, config.layers, takes_functions=False, gives_supports=bool(config.score_bytes))
 
 
 def _wide(quantity: Quantity, values: np.ndarray) -> np.ndarray:

@@ -2,14 +2,17 @@
 
 from typing import Final
 
+from steerlab.experiment.measurements.baselines import BASELINES
 from steerlab.experiment.measurements.confirmation import CONFIRMATION
 from steerlab.experiment.measurements.cost import COST
 from steerlab.experiment.measurements.effect import EFFECT
 from steerlab.experiment.measurements.entropy import ENTROPY
 from steerlab.experiment.measurements.generations import GENERATIONS
 from steerlab.experiment.measurements.interaction import INTERACTION
+from steerlab.experiment.measurements.judgements import JUDGEMENT
 from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.parity import PARITY
+from steerlab.experiment.measurements.protocols import PROTOCOL
 from steerlab.experiment.measurements.selection import SELECTION
 from steerlab.experiment.measurements.selfcheck import SELFCHECK
 from steerlab.experiment.measurements.transfer import TRANSFER
@@ -17,15 +20,18 @@ from steerlab.experiment.measurements.vectors import VECTORS
 
 MEASUREMENTS: Final[tuple[Measurement, ...]] = (
     EFFECT,
+    BASELINES,
     SELFCHECK,
     SELECTION,
     CONFIRMATION,
     ENTROPY,
     COST,
     GENERATIONS,
+    JUDGEMENT,
     PARITY,
     INTERACTION,
     TRANSFER,
+    PROTOCOL,
     VECTORS,
 )
 KINDS: Final = tuple(measurement.kind for measurement in MEASUREMENTS)

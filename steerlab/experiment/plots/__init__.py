@@ -6,6 +6,7 @@ Colours are safe for the colour-blind and remain distinct in grey print; a new f
 from steerlab.experiment.plots.cost import describe_cost, plot_cost
 from steerlab.experiment.plots.dose_response import describe_dose_response, null_band, plot_dose_response
 from steerlab.experiment.plots.entropy import describe_entropy, plot_entropy
+from steerlab.experiment.plots.equal_cost import describe_equal_cost, plot_equal_cost
 from steerlab.experiment.plots.frontier import describe_cost_frontier, frontier_points, plot_cost_frontier
 from steerlab.experiment.plots.geometry import (
     cosine_frame,
@@ -35,6 +36,7 @@ __all__ = [
     "describe_cost_frontier",
     "describe_dose_response",
     "describe_entropy",
+    "describe_equal_cost",
     "describe_item_slopes",
     "describe_layer_dose",
     "describe_norms",
@@ -49,6 +51,7 @@ __all__ = [
     "plot_cost_frontier",
     "plot_dose_response",
     "plot_entropy",
+    "plot_equal_cost",
     "plot_item_slopes",
     "plot_layer_dose",
     "plot_norms",

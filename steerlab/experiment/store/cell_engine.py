@@ -42,6 +42,7 @@ class CellEngine:
         self._session = session
         self._engine: Any = session.lazy if engine is None else engine
         self._fingerprint = session.fingerprint if engine is None else Fingerprint.of(engine, {})
+        self._about = {} if engine is None else {"weights_hash": self._fingerprint.info.weights_hash}
 
     @property
     def info(self) -> ModelInfo:
@@ -90,7 +91,7 @@ class CellEngine:
     def _cell(self, block: _Block, options: dict[str, Any]) -> Cell:
         inputs = self._session.inputs
         plan = None if block.plan is None else inputs.add_plan(block.plan)
-        return Cell("score_rows", {"plan": plan, "data": inputs.add_data(block.rows), **options})
+        return Cell("score_rows", {"plan": plan, "data": inputs.add_data(block.rows), **options}, self._about)
 
     def _batches(self, blocks: Sequence[_Block], missing: Sequence[int]) -> Any:
         budget = tokens_per_call_of(self._fingerprint.backend)

@@ -18,7 +18,8 @@ _LIBRARIES = {
 # What changes speed, memory or reach, and no number.
 _HARMLESS = frozenset(
     "batch_tokens capture_tokens device device_map disable_log_stats download_dir dtype gpu_memory_utilization layers "
-    "max_directions max_num_batched_tokens max_num_seqs max_runs n_devices revision score_bytes seed swap_space".split()
+    "max_directions max_num_batched_tokens max_num_seqs max_runs max_token_rules n_devices revision score_bytes seed "
+    "swap_space".split()
 )
 
 

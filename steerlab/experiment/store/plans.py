@@ -26,12 +26,10 @@ def check_wired(session: Session, plan: Plan) -> None:
     Raises:
         PlanError: if it cannot; says which `layers` to start with.
     """
-    if session.backend == "vllm" and session.loaded:
-        from steerlab.engines.vllm.client.compiled_plan import wired_point
-
+    if session.loaded:
         engine: Any = session.engine
-        for point in plan.hook_points:
-            wired_point(point, engine.config)
+        if hasattr(engine, "check_wired"):
+            engine.check_wired(plan)
 
 
 def stored_plan(session: Session, stored: StoredCell) -> Plan | None:

@@ -56,7 +56,8 @@ class Results(Shown):
     """What an experiment has produced so far, in order; a result that is measured again replaces the old one.
 
     Each kind of result is a list: `effects` (pairs of an effect and its plan), `costs`, `entropies`, `generations`,
-    `vectors`, `selfchecks`, `selections`, `confirmations`, `interactions`, `transfers`, `parities`.
+    `judgements`, `baselines`, `vectors`, `selfchecks`, `selections`, `confirmations`, `interactions`, `transfers`,
+    `parities`.
 
     Args:
         kinds: the kinds there are.

@@ -1,9 +1,9 @@
-"""Extracting steering vectors: from contrast pairs by reading activations, or from targets by gradient."""
+"""Extracting steering vectors: from contrast pairs by reading activations, or from completions by gradient."""
 
 import importlib.metadata
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from steerlab.core.targets import Targets
 from steerlab.steering.extraction.axes import Chunk, labels_of
 from steerlab.steering.extraction.bipo import LearningSettings, learn
 from steerlab.steering.extraction.estimators import KEEPS_LENGTH, Estimate, check_method, random_pairs
+from steerlab.steering.extraction.learned.examples import Examples
+from steerlab.steering.extraction.learned.learn import LEARNED, learn_edit
 from steerlab.steering.extraction.pair_activations import (
     PAIRS_PER_CHUNK,
     Origin,
@@ -42,7 +44,7 @@ _LIBRARIES = ("steerlab", "torch", "transformers", "transformer-lens")
 @explains_arguments
 def extract(
     engine: Engine,
-    data: ContrastPairs | Targets,
+    data: ContrastPairs | Targets | Sequence[Mapping[str, Any]],
     method: str = "mean_diff",
     site: str = "resid_post",
     layers: Any = "all",
@@ -68,11 +70,16 @@ def extract(
       differences between random pairs of all prompts, drawn from `seed`;
     - `lda`: Σ⁻¹ mean(d) with a shrunk covariance; `logistic`: weights of a logistic regression, fitted on standardised
       coordinates and turned back. These five are directions and get length 1, so give their strength as a dose;
-    - `bipo`: a vector optimised by gradient on `Targets`, at one layer; see `steerlab.steering.extraction.bipo`.
+    - `bipo`: a vector optimised by gradient on `Targets`, at one layer; see `steerlab.steering.extraction.bipo`;
+    - `reft_r1`, `reps`, `loreft`: an edit learned by gradient from prompts with wanted completions (for `reps` with
+      unwanted ones too), at one layer, and watched on items that are held out; see
+      `steerlab.steering.extraction.learned`. `loreft` gives a vector with a low-rank edit, for `sl.loreft`. The card's
+      `training` has the losses and the cost.
 
     Args:
-        engine: the engine to read activations with.
-        data: contrast pairs; targets for `bipo`.
+        engine: the engine to read activations with; methods that learn need `sl.load(…)` on TransformerLens.
+        data: contrast pairs; targets for methods that learn, or for the last three also records of `prompt`, `target`
+            and optionally `label` (+1 unless given) and `group`.
         method: the estimator.
         site: `resid_pre`, `resid_mid`, `resid_post`, `attn_out` or `mlp_out`.
         layers: "all", an index, or several; negative ones count from the end.
@@ -80,10 +87,11 @@ def extract(
         pool: how several positions of one prompt become one row: `mean` or `last`.
         name: what the vectors are about.
         chat: take strings as user turns of a chat.
-        seed: of the random pairs of `lat` and of the batches of `bipo`.
+        seed: of the random pairs of `lat`; of start, held-out items and batches of methods that learn.
         pairs_per_chunk: pairs that are read before they are folded; changes memory, not the result.
         learning: for `bipo`: exactly one of `max_dose` and `max_norm`, and `steps`, `learning_rate`, `batch_size`,
-            `beta`, `where`; see `LearningSettings`.
+            `beta`, `where`; see `LearningSettings`. For the others that learn: the fields of `TrainingSettings`, and
+            `top_k` and `sparsity` of `reft_r1`, `factors` and `start` of `reps`, `rank` of `loreft`.
 
     Returns:
         A VectorSet: `vectors[layer]`.
@@ -92,7 +100,7 @@ def extract(
         InputError: for an unknown method, positions that a prompt lacks, or arguments of another method.
         DataError: for data that the method cannot use.
         HookPointError: for an unknown layer or site.
-        VectorValueError: if positive and negative activations do not differ.
+        VectorValueError: if positive and negative activations do not differ, or nothing was learned.
 
     Examples:
         The vector of Activation Addition, from one pair of token ids::
@@ -104,6 +112,8 @@ def extract(
     check_engine(engine)
     if method == "bipo":
         return _learned(engine, data, site, layers, read, name, chat, seed, LearningSettings.of(learning))
+    if method in LEARNED:
+        return _trained(engine, data, method, site, layers, read, name, chat, seed, learning)
     if learning:
         raise InputError(f"{', '.join(sorted(learning))}: unknown to method {method!r} of extract.")
     pairs = _checked_pairs(data, check_method(method))
@@ -183,7 +193,9 @@ def _warn_of_angle(method: str, cosines: Sequence[float], layers: Sequence[int])
 
 def _checked_pairs(data: object, method: str) -> ContrastPairs:
     if not isinstance(data, ContrastPairs):
-        raise DataError(f"Method {method!r} takes ContrastPairs, got {type(data).__name__}; bipo takes Targets.")
+        raise DataError(
+            f"Method {method!r} takes ContrastPairs, got {type(data).__name__}; methods that learn take Targets."
+        )
     if method == "act_add" and len(data) != 1:
         raise DataError(f"act_add takes exactly one pair, got {len(data)}; for the mean of several use 'mean_diff'.")
     return data
@@ -202,12 +214,7 @@ def _learned(
 ) -> VectorSet:
     if not isinstance(data, Targets):
         raise DataError(f"bipo takes Targets, whose log-probabilities it optimises, got {type(data).__name__}.")
-    if read is not None:
-        raise InputError("bipo reads no activations; say where the vector is added with where=, not read=.")
-    resolved = resolve_layers(layers, engine.info.n_layers)
-    if len(resolved) != 1:
-        raise InputError(f"bipo learns a vector for one layer at a time; layers names {len(resolved)}: layers=14, say.")
-    point = HookPoint(resolved[0], check_site(site))
+    point = _one_point(engine, "bipo", site, layers, read)
     found = learn(engine, data, point, settings, seed=seed, chat=chat)
     card = VectorCard(
         name=name,
@@ -219,6 +226,50 @@ def _learned(
         chat=chat,
     )
     return VectorSet((_vector(engine, point, found.values, card),))
+
+
+def _trained(
+    engine: Engine,
+    data: object,
+    method: str,
+    site: str,
+    layers: Any,
+    read: WhereLike,
+    name: str | None,
+    chat: bool,
+    seed: int,
+    options: Mapping[str, Any],
+) -> VectorSet:
+    examples = Examples.of(data, method)
+    point = _one_point(engine, method, site, layers, read)
+    found = learn_edit(engine, examples, point, method, options, seed=seed, chat=chat)
+    card = VectorCard(
+        name=name,
+        method=method,
+        **model_entries(engine.info),
+        data_hash=examples.hash,
+        versions=library_versions(),
+        chat=chat,
+        training=found.report,
+    )
+    vector = _vector(engine, point, found.learned.values, card)
+    return VectorSet((replace(vector, low_rank=found.learned.low_rank),))
+
+
+def _one_point(engine: Engine, method: str, site: str, layers: Any, read: WhereLike) -> HookPoint:
+    """Where a method that learns acts.
+
+    Raises:
+        InputError: for positions to read, or several layers.
+    """
+    if read is not None:
+        raise InputError(f"{method} reads no activations; say where the vector is added with where=, not read=.")
+    resolved = resolve_layers(layers, engine.info.n_layers)
+    if len(resolved) != 1:
+        raise InputError(
+            f"{method} learns a vector for one layer at a time; layers names {len(resolved)}: layers=14, say."
+        )
+    return HookPoint(resolved[0], check_site(site))
 
 
 def _notes(method: str, seed: int) -> str | None:

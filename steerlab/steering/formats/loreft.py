@@ -5,7 +5,7 @@ LoReFT replaces what the stream h holds in the subspace of R, whose rows are ort
     h ← h + Rᵀ(W h + b − R h)
 
 Without W this sets the projection on row i of R to b_i, once per row: `sl.set(direction, value)`. With W the target
-follows the stream, which no plan states; the file is still read, and says so.
+follows the stream: `sl.loreft(intervention.vector())` applies it.
 
 Files are safetensors or `.pt` dictionaries with `R` `[r, d_model]`, `b` `[r]` and optionally `W` `[r, d_model]`, or
 with pyreft's own names: `rotate_layer` `[d_model, r]` (Rᵀ), `bias` or `learned_source` `[r]`, `weight` `[r, d_model]`.
@@ -44,10 +44,9 @@ from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import Integer, plain
 from steerlab.steering.files import read_bytes, usable_vector
 from steerlab.steering.formats.torch_files import load_tensors
+from steerlab.steering.low_rank import TOLERANCE, LowRank, orthonormality_error
 from steerlab.steering.vectors import SteeringVector, VectorCard
 
-# How far R Rᵀ may be from the identity: rows kept in bfloat16 are off by a few thousandths.
-TOLERANCE: Final = 0.02
 _MAX_CONFIG: Final = 1 << 20
 KINDS: Final = ("loreft", "consreft", "lobireft")
 """Kinds that are read."""
@@ -75,6 +74,23 @@ class LowRankIntervention:
     weight: Tensor | None = None
     kind: str = "loreft"
 
+    def vector(self) -> SteeringVector:
+        """A vector with the whole intervention beside it, for `sl.loreft` and for `save`.
+
+        Its values are Rᵀ b, what a stream of zeros would get; the first row of R where b is zero.
+
+        Raises:
+            PlanError: for a `lobireft`, which sets nothing; take addition().
+        """
+        if self.kind == "lobireft":
+            raise PlanError("A lobireft intervention adds Rᵀ b whatever the stream holds; take addition().")
+        rotation = torch.stack([direction.values for direction in self.directions])
+        bias = torch.tensor(self.values)
+        weight = torch.zeros_like(rotation) if self.weight is None else self.weight
+        first = self.directions[0]
+        values = bias @ rotation if bool(bias.any()) else rotation[0]
+        return SteeringVector(values, first.hook_point, first.card, LowRank(rotation, weight, bias))
+
     def addition(self) -> SteeringVector:
         """Rᵀ b, which a `lobireft` adds: `sl.Plan(sl.add(x.addition(), coef=1.0))` is equivalent.
 
@@ -96,8 +112,8 @@ class LowRankIntervention:
             raise PlanError("A lobireft intervention adds Rᵀ b whatever the stream holds; take addition().")
         if self.weight is not None:
             raise PlanError(
-                "The targets of this intervention are W h + b and follow the stream; a plan sets projections to "
-                "constants. Its directions and values are there for what you make of them."
+                "The targets of this intervention are W h + b and follow the stream, while set takes constants; "
+                "sl.loreft(intervention.vector()) applies it."
             )
         return list(zip(self.directions, self.values, strict=True))
 
@@ -129,7 +145,7 @@ def import_loreft(
         raise VectorFileError(f"kind is one of {', '.join(KINDS)}, got {kind!r:.60}.")
     tensors, found = _told_apart(path, _tensors(path), kind)
     rotation, bias, weight = _parts(path, tensors)
-    error = _orthonormality_error(rotation)
+    error = orthonormality_error(rotation)
     if not error <= TOLERANCE:
         raise VectorFileError(
             f"The rows of R in {path} are not orthonormal: R Rᵀ is up to {error:.3g} from the identity (allowed: "
@@ -224,9 +240,3 @@ def _parts(path: str | Path, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor
     if weight is not None and weight.shape != rotation.shape:
         raise VectorFileError(f"{path} holds W {list(weight.shape)}; due is {list(rotation.shape)}, as R.")
     return rotation, bias, weight
-
-
-def _orthonormality_error(rotation: Float[Tensor, "r d_model"]) -> float:
-    """Largest entry of |R Rᵀ − I|."""
-    gram = rotation.double() @ rotation.double().T
-    return float((gram - torch.eye(len(rotation), dtype=torch.float64)).abs().max())

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from steerlab.core.errors import VectorFileError
 from steerlab.core.hook_points import HookPoint
+from steerlab.steering.files import check_no_low_rank
 from steerlab.steering.operators.edit import Edit
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import where as positions
@@ -18,8 +19,10 @@ def added_vectors(vectors: VectorSet | SteeringVector | Plan) -> dict[HookPoint,
         VectorFileError: if a plan does more than add vectors at every position, leaves a dose open, or is empty.
     """
     if isinstance(vectors, SteeringVector):
+        check_no_low_rank([vectors], "A control-vector file")
         return {vectors.hook_point: vectors.values}
     if isinstance(vectors, VectorSet):
+        check_no_low_rank(vectors.by_layer, "A control-vector file")
         found = {vector.hook_point: vector.values for vector in vectors.by_layer}
     elif isinstance(vectors, Plan):
         found = _sums(vectors)

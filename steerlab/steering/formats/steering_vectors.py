@@ -16,7 +16,7 @@ from typing import Any, Final
 from steerlab.core.errors import VectorFileError
 from steerlab.core.hook_points import HookPoint
 from steerlab.core.numbers import as_integer, shown
-from steerlab.steering.files import as_vector_set, usable_vector
+from steerlab.steering.files import as_vector_set, check_no_low_rank, usable_vector
 from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
@@ -64,6 +64,7 @@ def export_steering_vectors(vectors: VectorSet) -> dict[str, Any]:
             f"steering_vectors holds vectors and no more; pass a vector set with at least one vector, not "
             f"{type(vectors).__name__}."
         )
+    check_no_low_rank(held, "steering_vectors")
     kinds = [kind for kind, site in _SITES.items() if site == held[0].site]
     if not kinds:
         raise VectorFileError(f"steering_vectors has no layer type for {held[0].hook_point.name}.")

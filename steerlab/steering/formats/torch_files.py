@@ -22,7 +22,7 @@ from steerlab.core.errors import HookPointError, VectorFileError
 from steerlab.core.files import write_atomic
 from steerlab.core.hook_points import HookPoint, check_site
 from steerlab.core.numbers import Integer, plain
-from steerlab.steering.files import as_vector_set, checked_size, usable_vector
+from steerlab.steering.files import as_vector_set, check_no_low_rank, checked_size, usable_vector
 from steerlab.steering.row_values import row_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
@@ -86,6 +86,7 @@ def export_torch(path: str | Path, vectors: VectorSet | SteeringVector) -> Path:
             f"A .pt dictionary states vectors at hook points and no more; pass a vector or a vector set with at least "
             f"one vector, not {type(vectors).__name__}."
         )
+    check_no_low_rank(held, "A .pt dictionary")
     buffer = io.BytesIO()
     torch.save({vector.hook_point.name: vector.values for vector in held}, buffer)
     return write_atomic(path, buffer.getvalue())

@@ -20,6 +20,7 @@ Every operator takes four options:
 from steerlab.steering.operators._ablate import Ablate, ablate
 from steerlab.steering.operators._add import Add, add
 from steerlab.steering.operators._clamp import Clamp, clamp
+from steerlab.steering.operators._loreft import Loreft, loreft
 from steerlab.steering.operators._rotate import Rotate, rotate
 from steerlab.steering.operators._set import Set, set
 from steerlab.steering.operators.base import Direction, Operator, Unit
@@ -27,7 +28,7 @@ from steerlab.steering.operators.edit import Edit, Norm
 from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.operators.registry import SHIPPED_OPERATORS, operator_from_json, register_operator
 
-SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate)
+SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate, loreft=Loreft)
 
 __all__ = [
     "Ablate",
@@ -36,6 +37,7 @@ __all__ = [
     "Direction",
     "Edit",
     "Gate",
+    "Loreft",
     "Norm",
     "Operator",
     "Rotate",
@@ -45,6 +47,7 @@ __all__ = [
     "ablate",
     "add",
     "clamp",
+    "loreft",
     "operator_from_json",
     "register_operator",
     "rotate",

@@ -14,6 +14,7 @@ from steerlab.steering.checks import finite
 from steerlab.steering.operators.base import Direction, Operator
 from steerlab.steering.operators.form import Term
 from steerlab.steering.operators.registry import check_operator
+from steerlab.steering.positions.by_tokens import spell
 from steerlab.steering.positions.condition import When
 from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.positions.schedule import Schedule
@@ -98,6 +99,11 @@ class Edit:
     def with_median_norm(self, value: float) -> "Edit":
         """The same edit, its dose resolved."""
         return replace(self, median_norm=value)
+
+    def spelled(self, tokenizer: Any) -> "Edit":
+        """The same edit with the texts that its positions name as token ids; see `positions.by_tokens.spell`."""
+        when = None if self.when is None else self.when.spelled(tokenizer)
+        return replace(self, where=spell(self.where, tokenizer), when=when)
 
     def selects(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
         """Which of a pass's tokens it edits, its condition left aside."""

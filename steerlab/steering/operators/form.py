@@ -10,6 +10,7 @@ all of them.
     clamp                       u, u, clip(z, lo, hi) − z
     set                         u, u, c − z
     rotate                      four: each of the plane's axes read, each written, a multiple of z
+    loreft                      one for each row of R: (W − R)_i, R_i, z + b_i
     a feature set to c          e, d, c − z where z > θ
 """
 

@@ -7,7 +7,7 @@ Source:
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -21,6 +21,7 @@ from steerlab.core.numbers import Number, plain
 from steerlab.steering.checks import finite
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions import where as positions
+from steerlab.steering.positions.by_tokens import spell
 from steerlab.steering.positions.rows import RowPositions
 from steerlab.steering.positions.sets import Where
 from steerlab.steering.positions.where import WhereLike, as_where
@@ -40,6 +41,10 @@ class When(ABC):
     @abstractmethod
     def joined(self, answers: "Mapping[Condition, Any]") -> Any:
         """The answer, from those of its conditions: booleans, or tensors of them."""
+
+    @abstractmethod
+    def spelled(self, tokenizer: Any) -> "When":
+        """The same with the texts that its positions name as token ids."""
 
     @abstractmethod
     def content(self) -> list[Any]:
@@ -83,6 +88,10 @@ class Joined(When):
     def joined(self, answers: "Mapping[Condition, Any]") -> Any:
         left, right = self.left.joined(answers), self.right.joined(answers)
         return left & right if self.by == "and" else left | right
+
+    @override
+    def spelled(self, tokenizer: Any) -> "When":
+        return Joined(self.by, self.left.spelled(tokenizer), self.right.spelled(tokenizer))
 
     @override
     def content(self) -> list[Any]:
@@ -163,6 +172,10 @@ class Condition(When):
         if self.above is not None:
             passed = passed & (reading > self.above)
         return passed if self.below is None else passed & (reading < self.below)
+
+    @override
+    def spelled(self, tokenizer: Any) -> "When":
+        return replace(self, read=spell(self.read, tokenizer))
 
     @override
     def content(self) -> list[Any]:

@@ -36,6 +36,7 @@ class RowPositions:
         marks: per row, the positions that `span` and `mask` found in its prompt, if the plan asks for them.
         fresh: False for tokens that an earlier pass has run, which are edited again and counted once; None if all are
             new.
+        followed: by set, which of the tokens belong to it, if it looks back at earlier passes.
     """
 
     positions: Int[Tensor, "batch pos"]
@@ -44,6 +45,7 @@ class RowPositions:
     token_ids: Int[Tensor, "batch pos"] | None = field(default=None, repr=False, compare=False)
     marks: Marks | None = field(default=None, repr=False, compare=False)
     fresh: Bool[Tensor, "batch pos"] | None = field(default=None, repr=False, compare=False)
+    followed: Mapping[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
     _positions_on: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -70,6 +72,7 @@ class RowPositions:
             token_ids=self.token_ids,
             marks=self.marks,
             fresh=self.fresh,
+            followed=self.followed,
         )
 
     def among_fresh(self, mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:

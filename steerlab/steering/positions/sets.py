@@ -131,7 +131,7 @@ class Index(Where):
     indices: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        found = _integers(self.indices)
+        found = integers(self.indices)
         if not found:
             raise PlanError(f"index(...) takes one or more integers, got {shown(self.indices)}.")
         object.__setattr__(self, "indices", found)
@@ -146,30 +146,6 @@ class Index(Where):
 
     def __str__(self) -> str:
         return f"index({', '.join(map(str, self.indices))})"
-
-
-@dataclass(frozen=True)
-class Ids(Where):
-    """Positions that hold one of these tokens, in the prompt or generated."""
-
-    kind = "ids"
-    token_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        found = _integers(self.token_ids)
-        if not found or min(found) < 0:
-            raise PlanError(f"ids(...) takes one or more token ids, integers ≥ 0, got {shown(self.token_ids)}.")
-        object.__setattr__(self, "token_ids", found)
-
-    @override
-    def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:
-        if rows.token_ids is None:
-            raise PlanError(f"{self} needs the tokens that run, and this call does not know them.")
-        tokens = rows.token_ids.to(rows.positions.device)
-        return torch.isin(tokens, torch.tensor(self.token_ids, device=tokens.device))
-
-    def __str__(self) -> str:
-        return f"ids({', '.join(map(str, self.token_ids))})"
 
 
 class Marked(Where):
@@ -222,7 +198,7 @@ class Mask(Marked):
     rows: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        rows = tuple(_integers(row) for row in self.rows)
+        rows = tuple(integers(row) for row in self.rows)
         if any(len(found) < len(row) or min(found, default=0) < 0 for found, row in zip(rows, self.rows, strict=True)):
             raise PlanError(f"A mask holds absolute positions, integers ≥ 0, got {self.rows!r:.80}.")
         object.__setattr__(self, "rows", rows)
@@ -307,7 +283,7 @@ def _bracketed(where: Where) -> str:
     return f"({where})" if isinstance(where, Either | Both) else str(where)
 
 
-def _integers(given: Any) -> tuple[int, ...]:
-    """The integers as Python's own; empty if something else is among them."""
+def integers(given: Any) -> tuple[int, ...]:
+    """Some integers as Python's own; empty if something else is among them."""
     found = [as_integer(value) for value in as_list(given) or []]
     return tuple(value for value in found if value is not None) if None not in found else ()

@@ -1,8 +1,9 @@
 """Where an edit acts: sets of absolute token positions, combined with `|`, `&` and `~`.
 
 Positions count a row's own tokens from 0; padding has none and never matches. A row's prompt length divides them:
-positions below it are the prompt, positions from it on are generated (in scoring, the target's tokens). `ids` looks at
-the tokens themselves; `span` and `mask` look at the prompt a row came from, see `prompt_lookup`.
+positions below it are the prompt, positions from it on are generated (in scoring, the target's tokens). `ids`,
+`between` and `after` look at the tokens themselves, see `by_tokens`; `span` and `mask` look at the prompt a row came
+from, see `prompt_lookup`.
 
 Examples:
     >>> str(last_prompt() | generated())
@@ -15,13 +16,14 @@ import torch
 
 from steerlab.core.errors import PlanError
 from steerlab.core.numbers import Integer, as_list, plain
+from steerlab.steering.positions.by_tokens import After, Between, Ids
+from steerlab.steering.positions.markers import as_marker
 from steerlab.steering.positions.rows import RowPositions as RowPositions
 from steerlab.steering.positions.sets import (
     All,
     Both,
     Either,
     Generated,
-    Ids,
     Index,
     LastPrompt,
     Mask,
@@ -63,6 +65,44 @@ def index(*indices: Any) -> Where:
 def ids(*token_ids: Any) -> Where:
     """Positions that hold one of these token ids, in the prompt or generated."""
     return Ids(_spread(token_ids))
+
+
+def between(start: Any, end: Any, *, inclusive: bool = False) -> Where:
+    """Positions between two events, such as the tags around a model's thoughts; a span that is still open counts.
+
+    An event is a token id; a text, which stands for the one or several tokens that the model's tokenizer makes of it
+    alone; a list of ids that follow each other; or a set (or a list of more than ids) of such, any of which will do.
+    It happens at its last token, in the prompt or generated. A token is judged by itself and what came before it: the
+    first tokens of an end of several tokens are still inside, and a start that comes again opens nothing new.
+
+    Args:
+        start: the event that opens a span.
+        end: the event that closes it.
+        inclusive: whether the last token of the start and that of the end belong to the span.
+
+    Raises:
+        PlanError: if one token can be start and end at once.
+
+    Examples:
+        >>> print(between("<think>", "</think>") & generated())
+        between('<think>', '</think>') & generated()
+    """
+    return Between(as_marker(start, "between(start=…)"), as_marker(end, "between(end=…)"), inclusive)
+
+
+def after(event: Any, n: Integer | None = None, *, inclusive: bool = False) -> Where:
+    """The n positions after an event, counted from the last time that it happened.
+
+    Args:
+        event: as in `between`.
+        n: how many; None for all that follow.
+        inclusive: whether the event's last token belongs to them, as one more; with n=0 it is the only one.
+
+    Examples:
+        >>> print(after({13, 30}, 5))
+        after({13, 30}, n=5)
+    """
+    return After(as_marker(event, "after(event=…)"), plain(n), inclusive)
 
 
 def span(text: str, *, occurrence: Integer | None = None, missing: Literal["error", "skip"] = "error") -> Where:
@@ -171,5 +211,5 @@ def _tupled(value: Any) -> Any:
 
 _SIMPLE: Final[dict[str, Any]] = {
     found.kind: found for found in (All, Prompt, LastPrompt, Generated, Index, Ids, Span, Mask)
-}
+} | {Between.kind: between, After.kind: after}
 _COMBINED: Final[dict[str, Any]] = {found.kind: found for found in (Either, Both, Not)}

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from steerlab.core.errors import PlanError, ReceiptError
 from steerlab.core.receipts import EditReceipt, Inherited, Receipt, mean_change
+from steerlab.engines.vllm.client.position_runs import acting
 from steerlab.engines.vllm.client.requests import Outcome, Request
-from steerlab.engines.vllm.wire.runs import Runs, clip, merged, positions_in, size
+from steerlab.engines.vllm.wire.runs import Runs, RunsByTokens, clip, depends_on_tokens, merged, positions_in, size
 
 
 def receipts_of(
@@ -33,7 +34,8 @@ def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
     if compiled is None:
         return Receipt(request.prompt_index, request.row_index, given)
     _check_covered(request, outcome, length)
-    sizes = [_sizes(runs, outcome, length) for runs in request.groups]
+    sizes = [_sizes(runs, outcome, length) for runs in _acting(request, outcome)]
+    unknown = [_beyond_known(runs, request, outcome) for runs in request.groups]
     answers = compiled.answers(outcome.answers)
     entries = []
     for index, (label, group) in enumerate(zip(compiled.labels, compiled.groups, strict=True)):
@@ -48,7 +50,7 @@ def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
             )
         mean = mean_change(change, int(counted))
         point, layer, operator, vector = label
-        edited = int(counted) - beyond
+        edited = _settled(int(counted) - beyond, expected, unknown[group])
         entries.append(EditReceipt(point, layer, operator, edited, expected, mean, answers[index], vector))
     return Receipt(request.prompt_index, request.row_index, given, tuple(entries)).check()
 
@@ -58,7 +60,7 @@ def inherited_of(request: Request, outcome: Outcome, length: int) -> Inherited:
     groups = () if request.compiled is None else request.compiled.groups
     if not groups:
         return Inherited(request.row_index, ())
-    found = [tuple(positions_in(_inherited(runs, outcome, length))) for runs in request.groups]
+    found = [tuple(positions_in(_inherited(runs, outcome, length))) for runs in _acting(request, outcome)]
     answers = request.compiled.answers(outcome.answers) if request.compiled is not None else []
     acted = [() if answer is False else found[group] for group, answer in zip(groups, answers, strict=True)]
     return Inherited(request.row_index, tuple(acted))
@@ -67,6 +69,25 @@ def inherited_of(request: Request, outcome: Outcome, length: int) -> Inherited:
 def _sizes(runs: Runs, outcome: Outcome, length: int) -> tuple[int, int]:
     """Edits that a group of positions implies, and by how many a worker's count exceeds them if all is well."""
     return size(clip(runs, 0, length)), _surplus(runs, outcome, length) - size(_inherited(runs, outcome, length))
+
+
+def _acting(request: Request, outcome: Outcome) -> tuple[Runs, ...]:
+    """The positions of each group; where tokens decide, by the tokens that the row turned out to have."""
+    followed = () if request.compiled is None else request.compiled.followed
+    return acting(request.groups, followed, request.token_ids + outcome.generated_ids, len(request.first_ids))
+
+
+def _beyond_known(runs: Runs | RunsByTokens, request: Request, outcome: Outcome) -> int:
+    """Positions at which tokens decide that ran, by a step already under way, with tokens that never came back."""
+    if not depends_on_tokens(runs):
+        return 0
+    known = request.n_tokens + len(outcome.generated_ids)
+    return sum(size(clip(runs, max(first, known), last)) for first, last in outcome.ran)
+
+
+def _settled(edited: int, expected: int, unknown: int) -> int:
+    """Edits of the row's own positions, given how many of those that were made nobody can tell."""
+    return expected if expected < edited <= expected + unknown else edited
 
 
 def _inherited(runs: Runs, outcome: Outcome, length: int) -> Runs:

@@ -27,9 +27,11 @@ from steerlab.engines.vllm.wire.plan_tables import (
     PlanTables,
     passes,
 )
+from steerlab.engines.vllm.wire.rule_tables import fits, limit_table, sequence_table
 from steerlab.steering.operators.edit import Edit
 from steerlab.steering.operators.form import Term
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions.by_tokens import ByTokens, by_tokens
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.positions.schedule import Curve
 from steerlab.steering.positions.sets import Prompt
@@ -48,6 +50,7 @@ class CompiledPlan:
             then what each condition reads.
         labels: hook point, layer, operator and vector of each edit, as receipts name them.
         counts_generated: whether strengths depend on how many tokens have been generated.
+        followed: the sets that workers follow token by token, in the order of their rules.
     """
 
     fingerprint: str
@@ -55,6 +58,7 @@ class CompiledPlan:
     selections: tuple[Selection, ...]
     labels: tuple[Label, ...] = ()
     counts_generated: bool = False
+    followed: tuple[ByTokens, ...] = ()
 
     @property
     def groups(self) -> list[int]:
@@ -89,7 +93,8 @@ def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
     points = [wired_point(edit.hook_point, config) for edit in plan]
     selections = tuple(dict.fromkeys(Selection(edit.where, edit.schedule) for edit in plan))
     groups = [selections.index(Selection(edit.where, edit.schedule)) for edit in plan]
-    tables = _tables(plan, points, groups, config)
+    followed = _followed(plan, config)
+    tables = _tables(plan, points, groups, followed, config)
     _check_room(tables, config)
     digest = hashlib.sha256()
     for part in tables.content():
@@ -100,6 +105,7 @@ def compile_plan(plan: Plan, config: SteeringConfig) -> CompiledPlan:
         selections + tuple(Selection(condition.read & Prompt()) for condition in plan.conditions),
         tuple(map(_label, plan)),
         any(edit.schedule is not None for edit in plan),
+        followed,
     )
 
 
@@ -152,7 +158,15 @@ def _check_forms(plan: Plan, config: SteeringConfig) -> None:
             )
 
 
-def _tables(plan: Plan, points: Sequence[int], groups: Sequence[int], config: SteeringConfig) -> PlanTables:
+def _followed(plan: Plan, config: SteeringConfig) -> tuple[ByTokens, ...]:
+    """The sets that workers follow; one that does not fit can be looked up in a prompt, but not while generating."""
+    found = [leaf for leaf in by_tokens(edit.where for edit in plan) if fits(leaf.rule)]
+    return tuple(found[: config.max_token_rules])
+
+
+def _tables(
+    plan: Plan, points: Sequence[int], groups: Sequence[int], followed: Sequence[ByTokens], config: SteeringConfig
+) -> PlanTables:
     """Edits of one hook point in the order they act: all of a layer's resid_post, then the next layer's resid_pre."""
     order = sorted(range(len(points)), key=lambda e: (points[e], plan.edits[e].hook_point.site == "resid_pre", e))
     made = _Made({}, [], [])
@@ -180,6 +194,8 @@ def _tables(plan: Plan, points: Sequence[int], groups: Sequence[int], config: St
         vectors=np.stack([vector for _, vector in made.vectors]),
         condition_points=np.array(read_at, dtype=np.int64),
         conditions=np.array(conditions, dtype=np.float32).reshape(-1, CONDITION_WIDTH),
+        rule_limits=limit_table([leaf.rule for leaf in followed]),
+        rule_sequences=sequence_table([leaf.rule for leaf in followed]),
     )
 
 

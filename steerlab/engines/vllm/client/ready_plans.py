@@ -10,7 +10,7 @@ from steerlab.core.errors import PlanError, SteerlabError
 from steerlab.engines.vllm.client.compiled_plan import CompiledPlan, compile_plan
 from steerlab.engines.vllm.client.position_runs import Row, resolve
 from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.wire.runs import Runs
+from steerlab.engines.vllm.wire.runs import Runs, RunsByTokens
 from steerlab.steering.plan import Plan
 from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans, plan_key
 
@@ -40,12 +40,14 @@ class Planner:
         info: the model.
         median_norm: of the stream, by layer and site.
         kept: plans made ready earlier, the longest unused first; an engine keeps them from call to call.
+        tokenizer: the model's own, for events that are named by their text.
     """
 
     config: SteeringConfig
     info: ModelInfo
     median_norm: Callable[[int, str], float]
     kept: OrderedDict[Any, ReadyPlan] = field(default_factory=OrderedDict)
+    tokenizer: Any = None
     _failed: dict[Any, SteerlabError] = field(default_factory=dict)
 
     def plans(self, plan: PlanArgument, n_prompts: int) -> list["ReadyPlan | SteerlabError"]:
@@ -77,10 +79,10 @@ class Planner:
         return self.kept[key]
 
     def _make(self, plan: Any) -> ReadyPlan:
-        (assigned,) = assign_plans([plan], 1, self.info, self.median_norm)
+        (assigned,) = assign_plans([plan], 1, self.info, self.median_norm, self.tokenizer)
         return ReadyPlan(assigned, compile_plan(assigned.plan, self.config) if len(assigned.plan) else None)
 
-    def positions(self, compiled: CompiledPlan | None, row: Row) -> tuple[Runs, ...]:
+    def positions(self, compiled: CompiledPlan | None, row: Row) -> tuple[Runs | RunsByTokens, ...]:
         """The positions of each group of a plan's edits in a row, and then those that each condition reads.
 
         Raises:
@@ -88,12 +90,14 @@ class Planner:
         """
         if compiled is None:
             return ()
-        found = resolve(compiled.selections, row, self.config.max_runs)
-        n_conditions = len(compiled.tables.conditions)
-        for selection, runs in zip(compiled.selections[-n_conditions:], found[-n_conditions:], strict=True):
-            if n_conditions and not runs:
+        first_read = len(compiled.selections) - len(compiled.tables.conditions)
+        edited, read = compiled.selections[:first_read], compiled.selections[first_read:]
+        places = resolve(edited, row, self.config.max_runs, compiled.followed)
+        readings = resolve(read, row, self.config.max_runs)
+        for selection, runs in zip(read, readings, strict=True):
+            if not runs:
                 raise PlanError(
                     f"A condition reads {selection}, which selects no token in prompt {row.content.index}; read "
                     "positions that every prompt has."
                 )
-        return found
+        return places + readings

@@ -11,7 +11,7 @@ from steerlab.core.not_finite import listed, not_finite
 from steerlab.core.token_sets import TokenSets
 from steerlab.engines.vllm.client.compiled_plan import CompiledPlan
 from steerlab.engines.vllm.wire.request_spec import Group, RequestSpec, ScoreSpec, SharedPrefix
-from steerlab.engines.vllm.wire.runs import Runs
+from steerlab.engines.vllm.wire.runs import Runs, RunsByTokens
 from steerlab.steering.plan_assignment import AssignedPlan
 
 ONE_TOKEN = {"temperature": 0.0, "max_tokens": 1, "detokenize": False, "ignore_eos": True}
@@ -49,7 +49,7 @@ class Request:
     arguments: Mapping[str, Any]
     assigned: AssignedPlan
     compiled: CompiledPlan | None = None
-    groups: tuple[Runs, ...] = ()
+    groups: tuple[Runs | RunsByTokens, ...] = ()
     read: Runs = ()
     score: ScoreSpec | None = None
     draw: bool = False
@@ -97,7 +97,7 @@ class Request:
     def _reads(self, compiled: CompiledPlan) -> tuple[int, str]:
         """How many of the groups are read by conditions, and a name for the tokens up to the last such position."""
         count = len(compiled.tables.conditions)
-        stop = max((last for runs in self.groups[len(self.groups) - count :] for _, last in runs), default=0)
+        stop = max((last for runs in self.groups[len(self.groups) - count :] for _, last, *_ in runs), default=0)
         return (count, hashlib.sha256(repr(self.token_ids[:stop]).encode()).hexdigest()[:16]) if count else (0, "")
 
     def prompt(self) -> dict[str, Any]:
@@ -122,6 +122,7 @@ class Outcome:
         measured: per quantity with one value a prediction, those values, float32 [quantities, predictions].
         distribution: log-distributions of these predictions, float32 [predictions, d_vocab], if asked for.
         supports: the sets that the tokens after the positions `at` were drawn from, if asked for.
+        sampled: the tokens that it has drawn, where `output` is not at hand.
     """
 
     output: Any
@@ -134,6 +135,14 @@ class Outcome:
     measured: np.ndarray = field(default_factory=lambda: _NOTHING)
     distribution: np.ndarray | None = None
     supports: TokenSets | None = None
+    sampled: tuple[int, ...] | None = None
+
+    @property
+    def generated_ids(self) -> tuple[int, ...]:
+        """The tokens that it has drawn, as far as they came back."""
+        if self.sampled is not None:
+            return self.sampled
+        return () if self.output is None else tuple(self.output.outputs[0].token_ids)
 
     @property
     def end(self) -> int:

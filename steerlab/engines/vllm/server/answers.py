@@ -7,7 +7,14 @@ from steerlab.engines.vllm.server.gateway import Gateway
 from steerlab.engines.vllm.server.positions_json import WORDS
 
 PREFIX = "/steerlab"
-_KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 500: "InternalServerError"}
+_KINDS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    413: "RequestEntityTooLargeError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
 
 
 def error_answer(message: str, status: int, field: str | None = "steering") -> dict[str, Any]:
@@ -36,7 +43,10 @@ def answer(gateway: Gateway, path: str) -> tuple[int, Any]:
         return 200, {"vectors": _vectors(gateway)}
     if what == "info" and not name:
         return 200, _info(gateway)
-    return 404, error_answer(f"{path} is not here; there are vectors, info and receipts/ID under {PREFIX}/.", 404)
+    return 404, error_answer(
+        f"{path} is not here; there are describe, vectors, info and receipts/ID under {PREFIX}/, and calls to POST.",
+        404,
+    )
 
 
 def _vectors(gateway: Gateway) -> list[dict[str, Any]]:
@@ -58,6 +68,7 @@ def _info(gateway: Gateway) -> dict[str, Any]:
         "layers": list(config.layers),
         "max_directions": config.max_directions,
         "max_runs": config.max_runs,
+        "max_token_rules": config.max_token_rules,
         "operators": ["add", "ablate", "clamp", "set"],
         "where": list(WORDS),
     }

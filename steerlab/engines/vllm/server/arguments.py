@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steerlab.core.errors import InputError
+from steerlab.core.numbers import check_integer
 from steerlab.engines.vllm.patches.versions import moved
 from steerlab.engines.vllm.wire.config import KEY, SteeringConfig
 from steerlab.models.resolver import ResolvedModel
@@ -26,6 +27,13 @@ class ServeOptions:
         vectors: folders whose vector files are offered.
         max_directions: edits that one request may have at one layer.
         max_runs: separate runs of positions that one edit may act on.
+        sites: where in these layers, as in `VLLMEngine`.
+        max_conditions: conditions that one request's plan may have.
+        capture_tokens: positions that one forward pass may read; 0 switches `capture` and doses of calls off.
+        score_mib: working memory for scoring that each device reserves; 0 switches `score` and `measure` off.
+        allow_vectors: whether a call may bring vectors that the server does not offer.
+        call_mib: that a call, and its answer, may have.
+        max_token_rules: sets that look at generated tokens which one request may have.
         host: address to listen on.
         port: port to listen on.
         dtype: of weights and activations, as vLLM names it.
@@ -37,15 +45,24 @@ class ServeOptions:
     vectors: tuple[Path, ...] = ()
     max_directions: int = 4
     max_runs: int = 8
+    sites: Any = ("resid_post",)
+    max_conditions: int = 2
+    capture_tokens: int = 2048
+    score_mib: int = 512
+    allow_vectors: bool = False
+    call_mib: int = 256
+    max_token_rules: int = 2
     host: str = "127.0.0.1"
     port: int = 8000
     dtype: str = "auto"
     vllm_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.layers is None) != (not self.vectors):
-            given, other = ("--vectors", "--layers") if self.layers is None else ("--layers", "--vectors")
-            raise InputError(f"{given} needs {other}: layers to wire, and the folder of the vectors that are offered.")
+        if self.layers is None and (self.vectors or self.allow_vectors):
+            given = "--vectors" if self.vectors else "--allow-vectors"
+            raise InputError(f"{given} needs --layers: those to wire, at which requests can steer along vectors.")
+        for name, least in (("capture_tokens", 0), ("score_mib", 0), ("call_mib", 1)):
+            check_integer(getattr(self, name), f"--{name.replace('_', '-')}", least=least)
 
 
 def stated_names(arguments: Sequence[str]) -> list[str]:
@@ -76,6 +93,8 @@ def vllm_namespace(options: ServeOptions, found: ResolvedModel, config: Steering
         raise InputError(f"Only options of `vllm serve` go after the `--`; {args.model_tag!r} is none.")
     validate_parsed_serve_args(args)
     _check_one_process(args)
+    if config is not None and args.logprobs_mode != "raw_logprobs":
+        raise InputError("`steerlab serve` returns log-probabilities under the model; leave --logprobs-mode out.")
     if args.served_model_name is None:
         args.served_model_name = [options.model]
     args.additional_config = {**(args.additional_config or {}), KEY: None if config is None else config.to_json()}

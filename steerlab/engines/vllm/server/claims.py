@@ -1,4 +1,4 @@
-"""One prompt of a steered request inside the engine, and how many tokens each of its samples has."""
+"""One prompt of a steered request inside the engine, and the tokens that each of its samples has."""
 
 from copy import copy
 from typing import Any
@@ -8,8 +8,8 @@ from steerlab.engines.vllm.server.tickets import Ticket
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
 
 
-class SampleCounts:
-    """Counts tokens per sample, whether outputs bring the new ones or all so far.
+class SampleTokens:
+    """The tokens of each sample, whether outputs bring the new ones or all so far.
 
     Args:
         params: the request's sampling parameters.
@@ -19,17 +19,19 @@ class SampleCounts:
         from vllm.sampling_params import RequestOutputKind
 
         self._brings_new_ones = params.output_kind == RequestOutputKind.DELTA
-        self._counts: dict[int, int] = {}
+        self._tokens: dict[int, list[int]] = {}
 
     def add(self, output: Any) -> None:
         """Takes in one of vLLM's RequestOutputs."""
         for sample in output.outputs:
-            before = self._counts.get(sample.index, 0) if self._brings_new_ones else 0
-            self._counts[sample.index] = before + len(sample.token_ids)
+            if self._brings_new_ones:
+                self._tokens.setdefault(sample.index, []).extend(sample.token_ids)
+            else:
+                self._tokens[sample.index] = list(sample.token_ids)
 
-    def of(self, sample: int) -> int:
-        """Tokens of a sample."""
-        return self._counts.get(sample, 0)
+    def of(self, sample: int) -> tuple[int, ...]:
+        """Those of a sample."""
+        return tuple(self._tokens.get(sample, ()))
 
 
 class Claim:
@@ -41,7 +43,7 @@ class Claim:
         token_ids: the prompt.
         groups: the positions of each group of the plan's edits.
         key: names it until its samples have names of their own.
-        counts: tokens that its samples have so far.
+        tokens: those of its samples so far.
         rows: names of its samples, in order.
         may_run_on: whether the engine may not know yet that it has ended: stop strings are found outside of it.
         settled: whether the workers have handed over its accounts.
@@ -51,7 +53,7 @@ class Claim:
         self, ticket: Ticket, index: int, token_ids: tuple[int, ...], groups: Any, key: str, params: Any
     ) -> None:
         self.ticket, self.index, self.token_ids, self.groups, self.key = ticket, index, token_ids, groups, key
-        self.counts = SampleCounts(params)
+        self.tokens = SampleTokens(params)
         self.rows: list[str] = []
         self.may_run_on = bool(params.stop)
         self.settled = False
@@ -69,7 +71,7 @@ class Claim:
 
     def length(self, sample: int) -> int:
         """Tokens that a sample's text rests on: its last one drives nothing."""
-        return len(self.token_ids) + max(0, self.counts.of(sample) - 1)
+        return len(self.token_ids) + max(0, len(self.tokens.of(sample)) - 1)
 
 
 def with_spec(params: Any, spec: RequestSpec) -> Any:

@@ -5,7 +5,7 @@ submitted, and its engine client's `add_request_async`, which sees each of its s
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,14 @@ class Gateway:
         engine: vLLM's AsyncLLM; its methods are wrapped.
         maker: makes plans; None in a server that does not steer, which refuses whatever asks for it.
         tokenizer: the model's own; None if text cannot be looked at.
+
+    Attributes:
+        book: receipts of requests that have ended.
+        plans: what the workers hold.
+        replies: what the workers say of rows that have ended.
+        accounts: rows inside the engine by the name that they are submitted under; each notes in `rows` what the engine
+            calls it.
+        generate: vLLM's own `generate`.
     """
 
     def __init__(self, engine: AsyncEngine, maker: PlanMaker | None, tokenizer: Any = None) -> None:
@@ -39,11 +47,11 @@ class Gateway:
         self.workers = Workers(engine)
         self._tokenizer = tokenizer
         self._engine = engine
-        self._plans, self._replies = SharedPlans(self.workers), ReplyCollector(self.workers)
+        self.plans, self.replies = SharedPlans(self.workers), ReplyCollector(self.workers)
         self._tickets: dict[str, Ticket] = {}
-        self._claims: dict[str, Claim] = {}
+        self.accounts: dict[str, Claim | Any] = {}
         self._leftover: set[asyncio.Task[None]] = set()
-        self._generate, self._submit = engine.generate, engine.engine_core.add_request_async
+        self.generate, self._submit = engine.generate, engine.engine_core.add_request_async
         engine.generate = self._wrapped_generate
         engine.engine_core.add_request_async = self._wrapped_submit
 
@@ -62,7 +70,7 @@ class Gateway:
         """Replaces `AsyncLLM.generate`; a request without steering gets vLLM's own generator."""
         arguments = getattr(sampling_params, "extra_args", None) or {}
         if KEY not in arguments and FIELD not in arguments:
-            return self._generate(prompt, sampling_params, request_id, **options)
+            return self.generate(prompt, sampling_params, request_id, **options)
         ticket = self._tickets.get(str(arguments.get(KEY)))
         if ticket is None or FIELD in arguments:
             from vllm.exceptions import VLLMValidationError
@@ -80,12 +88,12 @@ class Gateway:
             ticket.problem = error
             raise
         ticket.reached = True
-        await self._plans.hold(ticket.compiled)
-        self._claims[claim.key] = claim
-        outputs = self._generate(prompt, claim.marked(params), request_id, **options)
+        await self.plans.hold(ticket.compiled)
+        self.accounts[claim.key] = claim
+        outputs = self.generate(prompt, claim.marked(params), request_id, **options)
         try:
             async for output in outputs:
-                claim.counts.add(output)
+                claim.tokens.add(output)
                 failed = any(sample.finish_reason == "error" for sample in output.outputs)
                 if output.finished:
                     await self._settle(claim, failed=failed)
@@ -96,7 +104,7 @@ class Gateway:
                 yield output
         finally:
             await outputs.aclose()
-            self._in_background(self._end(claim))
+            self.in_background(self._end(claim))
 
     def _claim(self, ticket: Ticket, index: int, prompt: Any, params: Any, request_id: str) -> Claim:
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
@@ -122,7 +130,7 @@ class Gateway:
         params = request.sampling_params
         spec = RequestSpec.of(params)
         if spec is not None:
-            self._claims[spec.row].rows.append(request.request_id)
+            self.accounts[spec.row].rows.append(request.request_id)
             request.sampling_params = with_spec(params, replace(spec, row=request.request_id))
         return await self._submit(request)
 
@@ -137,11 +145,12 @@ class Gateway:
             ReceiptError: if an edit reached other positions than the plan implies.
         """
         if claim.may_run_on:
-            await self._stop(claim)
-        outcomes = await self._replies.settle(claim.rows)
+            await self.stop(claim.rows)
+        outcomes = await self.replies.settle(claim.rows)
         claim.settled = True
         for sample, row in enumerate(claim.rows):
             request, length = claim.request(sample), claim.length(sample)
+            outcomes[row].sampled = claim.tokens.of(sample)
             if failed:
                 length = min(length, outcomes[row].end)
             receipt = receipt_of(request, outcomes[row], length)
@@ -149,22 +158,29 @@ class Gateway:
             claim.ticket.receipts.append(receipt_json(receipt, claim.index, inherited.positions))
         self.book.enter(claim.ticket)
 
-    async def _stop(self, claim: Claim) -> None:
-        """Makes sure that no pass follows: an account is closed after the last one."""
-        if claim.rows:
-            await self._engine.engine_core.abort_requests_async(claim.rows)
+    async def stop(self, rows: Sequence[str]) -> None:
+        """Makes sure that no pass of some rows follows: an account is closed after the last one."""
+        if rows:
+            await self._engine.engine_core.abort_requests_async(list(rows))
+
+    async def abandon(self, rows: Sequence[str]) -> None:
+        """Ends rows that nobody waits for, and has the workers forget them."""
+        await self._engine.abort(list(rows), internal=True)
+        await self.stop(rows)  # also those that had not been taken up yet
+        await self.replies.settle(rows)
 
     async def _end(self, claim: Claim) -> None:
         """Frees what a request held, also if it was broken off."""
         try:
             if claim.rows and not claim.settled:
-                await self._stop(claim)
-                await self._replies.settle(claim.rows)
+                await self.stop(claim.rows)
+                await self.replies.settle(claim.rows)
         finally:
-            self._claims.pop(claim.key, None)
-            await self._plans.release(claim.ticket.compiled)
+            self.accounts.pop(claim.key, None)
+            await self.plans.release(claim.ticket.compiled)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that nobody waits for."""
         task = asyncio.ensure_future(work)
         self._leftover.add(task)
         task.add_done_callback(self._leftover.discard)

@@ -28,10 +28,13 @@ class PlanMaker:
         registry: the vectors.
         config: what is wired.
         info: the model.
+        tokenizer: its own, for events that are named by their text.
     """
 
-    def __init__(self, registry: VectorRegistry, config: SteeringConfig, info: ModelInfo) -> None:
-        self.registry, self.config, self.info = registry, config, info
+    def __init__(
+        self, registry: VectorRegistry, config: SteeringConfig, info: ModelInfo, tokenizer: Any = None
+    ) -> None:
+        self.registry, self.config, self.info, self.tokenizer = registry, config, info, tokenizer
         self._of_text = lru_cache(maxsize=REMEMBERED)(self._make)
 
     def make(self, steering: Any) -> ReadyPlan:
@@ -42,13 +45,26 @@ class PlanMaker:
         """
         return self._of_text(json.dumps(steering))
 
+    def plan(self, steering: Any) -> Plan:
+        """The plan of a `steering` field, for a call that has its doses resolved itself.
+
+        Raises:
+            SteerlabError: one sentence about what is wrong with it, naming the key.
+        """
+        edits = []
+        for index, given in enumerate(parse_steering(steering).edits):
+            with _blame(f"steering.edits[{index}]"):
+                edits.append(self._edit(given))
+        with _blame("steering"):
+            return Plan(*edits)
+
     def ready(self, plan: Plan) -> ReadyPlan:
         """A plan, checked against the model and what is wired, its doses resolved.
 
         Raises:
             SteerlabError: if it cannot run here.
         """
-        (made,) = Planner(self.config, self.info, _unknown_norm).plans(plan, 1)
+        (made,) = self.planner().plans(plan, 1)
         if isinstance(made, SteerlabError):
             raise made
         if made.compiled is None:
@@ -57,7 +73,7 @@ class PlanMaker:
 
     def planner(self) -> Planner:
         """For a request's positions."""
-        return Planner(self.config, self.info, _unknown_norm)
+        return Planner(self.config, self.info, _unknown_norm, tokenizer=self.tokenizer)
 
     def _make(self, text: str) -> ReadyPlan:
         edits = []

@@ -6,7 +6,7 @@ from typing import Any
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError
 from steerlab.steering.positions import where as positions
-from steerlab.steering.positions.sets import Ids
+from steerlab.steering.positions.by_tokens import Ids
 from steerlab.steering.positions.where import Where
 
 WORDS = ("default", "all", "prompt", "last_prompt", "generated")

@@ -13,8 +13,8 @@ from steerlab.engines.vllm.server.workers import AsyncEngine
 from steerlab.engines.vllm.wire.config import KEY
 
 
-async def check_server(gateway: Gateway, engine: AsyncEngine) -> None:
-    """Checks that every worker is wired and that the scheduler keeps steered cache blocks apart.
+async def check_server(gateway: Gateway, engine: AsyncEngine) -> list[dict[str, Any]]:
+    """What every worker says of itself, if it is wired and the scheduler keeps steered cache blocks apart.
 
     Raises:
         InputError, HookPointError: otherwise.
@@ -32,6 +32,7 @@ async def check_server(gateway: Gateway, engine: AsyncEngine) -> None:
         raise InputError(NOT_LOADED) from error
     check_workers(workers, maker.config)
     await _check_isolation(gateway, maker, engine)
+    return workers
 
 
 async def _check_isolation(gateway: Gateway, maker: PlanMaker, engine: AsyncEngine) -> None:

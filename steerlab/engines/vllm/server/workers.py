@@ -23,6 +23,7 @@ class AsyncEngine(Protocol):
     vllm_config: Any
     engine_core: Any
     generate: Callable[..., AsyncGenerator[Any]]
+    abort: Callable[..., Any]
 
     async def collective_rpc(self, method: str, *, args: tuple[Any, ...]) -> list[bytes]:
         """Calls a method of every worker."""

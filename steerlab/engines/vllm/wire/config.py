@@ -16,11 +16,17 @@ from steerlab.core.numbers import as_list, check_integer
 KEY = "steerlab"
 """Our entry in `additional_config` and in a request's `extra_args`."""
 
-OP_VERSION = 2
+OP_VERSION = 3
 """Changes whenever the operator's arguments or meaning change."""
 
 MOST_CONDITIONS = 4
 """Which combinations of their answers let an edit act is a number of 2^4 bits, which float32 holds exactly."""
+
+MOST_TOKEN_RULES = 4
+"""In which combinations of their answers a run of positions acts is a number of 2^4 bits."""
+
+MOST_SEQUENCES, MOST_TOKENS = 32, 8
+"""Sequences of ids that one event of a token rule may have, and tokens of each."""
 
 SITES = ("attn_out", "resid_mid", "mlp_out", "resid_post")
 """The sites that can be wired, in the order in which a layer reaches them."""
@@ -38,6 +44,7 @@ class SteeringConfig:
         score_bytes: working memory for scoring, reserved on each device; 0 wires no scoring.
         sites: where in these layers.
         max_conditions: conditions that one request may have; 0 wires none.
+        max_token_rules: sets that look at generated tokens which one request may have; 0 follows none.
         op_version: the operator's version.
     """
 
@@ -48,6 +55,7 @@ class SteeringConfig:
     score_bytes: int = 1 << 29
     sites: tuple[str, ...] = ("resid_post",)
     max_conditions: int = 2
+    max_token_rules: int = 2
     op_version: int = OP_VERSION
 
     def __post_init__(self) -> None:
@@ -55,10 +63,11 @@ class SteeringConfig:
         object.__setattr__(self, "sites", sites_in_order(self.sites))
         for name, least in (("max_directions", 1), ("max_runs", 1), ("capture_tokens", 0), ("score_bytes", 0)):
             object.__setattr__(self, name, check_integer(getattr(self, name), name, least=least))
-        conditions = check_integer(self.max_conditions, "max_conditions", least=0)
-        if conditions > MOST_CONDITIONS:
-            raise InputError(f"max_conditions is at most {MOST_CONDITIONS}, got {conditions}.")
-        object.__setattr__(self, "max_conditions", conditions)
+        for name, most in (("max_conditions", MOST_CONDITIONS), ("max_token_rules", MOST_TOKEN_RULES)):
+            number = check_integer(getattr(self, name), name, least=0)
+            if number > most:
+                raise InputError(f"{name} is at most {most}, got {number}.")
+            object.__setattr__(self, name, number)
 
     @cached_property
     def points(self) -> tuple[HookPoint, ...]:

@@ -36,6 +36,8 @@ class PlanTables:
         vectors: float32 [directions, d_model].
         condition_points: per condition, at which hook point it is read; the last sets of positions say where.
         conditions: float32 [conditions, CONDITION_WIDTH].
+        rule_limits: of its token rules, see `wire.rule_tables`; int64 [rules, 2].
+        rule_sequences: of their events; int32 [rules, 2, MOST_SEQUENCES, MOST_TOKENS].
     """
 
     points: np.ndarray
@@ -48,6 +50,8 @@ class PlanTables:
     vectors: np.ndarray
     condition_points: np.ndarray
     conditions: np.ndarray
+    rule_limits: np.ndarray
+    rule_sequences: np.ndarray
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """As a message carries them, under a name."""

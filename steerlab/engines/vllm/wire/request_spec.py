@@ -14,7 +14,7 @@ from typing import Any
 
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.engines.vllm.wire.config import KEY
-from steerlab.engines.vllm.wire.runs import Runs, bounds_of, clip, runs_between
+from steerlab.engines.vllm.wire.runs import Runs, RunsByTokens, bounds_of, clip, depends_on_tokens, runs_between
 from steerlab.measures.quantities import Quantity, from_json
 
 SharedPrefix = tuple[str, int]
@@ -69,7 +69,8 @@ class RequestSpec:
     Attributes:
         row: names the request within its engine, for receipts and activations.
         plan: fingerprint of the compiled plan, whose vectors the workers hold; None if nothing is edited.
-        groups: per group of edits that act at the same positions, those positions.
+        groups: per group of edits that act at the same positions, those positions; where tokens decide, with the
+            combinations of the plan's token rules in which they act.
         read: positions whose activations are wanted.
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
@@ -83,7 +84,7 @@ class RequestSpec:
 
     row: str
     plan: str | None
-    groups: tuple[Runs, ...] = ()
+    groups: tuple[Runs | RunsByTokens, ...] = ()
     read: Runs = ()
     score: ScoreSpec | None = None
     draw: bool = False
@@ -102,6 +103,8 @@ class RequestSpec:
             "groups": [bounds_of(g) for g in self.groups],
             "read": bounds_of(self.read),
         }
+        if self.follows:
+            body["truths"] = [[truth for _, _, *rest in group for truth in rest] for group in self.groups]
         if self.score is not None:
             body["score"] = self.score.to_json()
         if self.draw:
@@ -139,7 +142,12 @@ class RequestSpec:
     @property
     def reads(self) -> tuple[Runs, ...]:
         """The positions that each condition reads."""
-        return self.groups[len(self.groups) - self.n_reads :]
+        return tuple(map(_plain, self.groups[len(self.groups) - self.n_reads :]))
+
+    @property
+    def follows(self) -> bool:
+        """Whether tokens decide where some edits act."""
+        return any(map(depends_on_tokens, self.groups))
 
     @property
     def first_read(self) -> int | None:
@@ -147,9 +155,27 @@ class RequestSpec:
         return min((runs[0][0] for runs in self.reads if runs), default=None)
 
 
+def _plain(runs: Runs | RunsByTokens) -> Runs:
+    return tuple((first, last) for first, last, *_ in runs)
+
+
+def _with_truths(runs: Runs, truths: Sequence[int]) -> Runs | RunsByTokens:
+    return tuple((*run, truth) for run, truth in zip(runs, truths, strict=True)) if truths else runs
+
+
 def _are_bounds(bounds: Any) -> bool:
     is_list = isinstance(bounds, list | tuple) and len(bounds) % 2 == 0
     return is_list and all(type(bound) is int for bound in bounds)
+
+
+def _are_truths(truths: Any, groups: Sequence[Sequence[int]]) -> bool:
+    """Whether there is a number for every run of a group, or none at all."""
+    if not isinstance(truths, list) or len(truths) != len(groups):
+        return False
+    return all(
+        isinstance(found, list) and all(type(t) is int for t in found) and len(found) in (0, len(bounds) // 2)
+        for found, bounds in zip(truths, groups, strict=True)
+    )
 
 
 def _packed(tokens: Sequence[int]) -> str:
@@ -171,7 +197,7 @@ def _read(text: str) -> RequestSpec | None:
         return RequestSpec(
             body["row"],
             body["plan"],
-            tuple(map(runs_between, body["groups"])),
+            tuple(map(_with_truths, map(runs_between, body["groups"]), body.get("truths", [()] * len(body["groups"])))),
             runs_between(body["read"]),
             ScoreSpec.from_json(body["score"]) if "score" in body else None,
             "draw" in body,
@@ -186,7 +212,7 @@ def _read(text: str) -> RequestSpec | None:
 
 
 _REQUIRED = {"row", "plan", "groups", "read"}
-_OPTIONAL = {"score", "draw", "support", "prefix", "group", "origin", "reads"}
+_OPTIONAL = {"score", "draw", "support", "prefix", "group", "origin", "reads", "truths"}
 
 
 def _are_sound(body: Mapping[str, Any]) -> bool:
@@ -200,6 +226,8 @@ def _are_sound(body: Mapping[str, Any]) -> bool:
     if any([type(part) for part in body[name]] != [str, int] for name in ("prefix", "group") if name in body):
         return False
     if "reads" in body and [type(part) for part in body["reads"]] != [int, str]:
+        return False
+    if "truths" in body and not _are_truths(body["truths"], body["groups"]):
         return False
     if type(body.get("origin", 0)) is not int:
         return False

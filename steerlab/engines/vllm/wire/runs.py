@@ -1,11 +1,19 @@
 """Runs of positions: half-open intervals, as plans, receipts and workers hold them."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 Runs = tuple[tuple[int, int], ...]
 """Positions as half-open intervals, in order and apart from each other."""
+
+RunsByTokens = tuple[tuple[int, int, int], ...]
+"""The same where tokens decide: each run with the combinations of its request's token rules in which it acts; bit i is
+combination i, and bit r of i is the answer of rule r."""
+
+ALWAYS = -1
+"""What acts in every combination: all bits."""
 
 
 def runs_of(mask: Sequence[bool] | np.ndarray) -> Runs:
@@ -21,15 +29,34 @@ def runs_of(mask: Sequence[bool] | np.ndarray) -> Runs:
     return runs_between(bounds.tolist())
 
 
-def clip(runs: Iterable[tuple[int, int]], start: int, stop: int) -> Runs:
+def clip(runs: Iterable[tuple[int, ...]], start: int, stop: int) -> Any:
     """The part of the runs inside start ≤ p < stop."""
-    cut = ((max(first, start), min(last, stop)) for first, last in runs)
-    return tuple((first, last) for first, last in cut if first < last)
+    cut = ((max(first, start), min(last, stop), *rest) for first, last, *rest in runs)
+    return tuple(run for run in cut if run[0] < run[1])
 
 
-def size(runs: Iterable[tuple[int, int]]) -> int:
+def runs_by_tokens(truths: np.ndarray) -> RunsByTokens:
+    """Positions at which some combination acts, given which do at each.
+
+    Examples:
+        >>> runs_by_tokens(np.array([0, 2, 2, 3, 0, 2]))
+        ((1, 3, 2), (3, 4, 3), (5, 6, 2))
+    """
+    begins = np.flatnonzero(np.diff(truths, prepend=-1))
+    ends = [*begins[1:].tolist(), len(truths)]
+    return tuple(
+        (first, last, int(truths[first])) for first, last in zip(begins.tolist(), ends, strict=True) if truths[first]
+    )
+
+
+def depends_on_tokens(runs: Sequence[tuple[int, ...]]) -> bool:
+    """Whether tokens decide about some of these runs."""
+    return any(len(run) > 2 for run in runs)
+
+
+def size(runs: Iterable[tuple[int, ...]]) -> int:
     """How many positions runs hold, each as often as it occurs."""
-    return sum(last - first for first, last in runs)
+    return sum(last - first for first, last, *_ in runs)
 
 
 def merged(runs: Iterable[tuple[int, int]]) -> Runs:
@@ -48,9 +75,9 @@ def positions_in(runs: Iterable[tuple[int, int]]) -> list[int]:
     return [position for first, last in runs for position in range(first, last)]
 
 
-def bounds_of(runs: Runs) -> list[int]:
+def bounds_of(runs: Runs | RunsByTokens) -> list[int]:
     """The bounds of all runs, one after the other."""
-    return [bound for run in runs for bound in run]
+    return [bound for run in runs for bound in run[:2]]
 
 
 def runs_between(bounds: Sequence[int]) -> Runs:

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steerlab.engines.vllm.wire import plan_tables as column
-from steerlab.engines.vllm.worker.tables import POSITION, READ, SLOT, PointTables
+from steerlab.engines.vllm.worker.tables import ANSWERS, POSITION, READ, SLOT, PointTables
 from steerlab.steering.operators.edit import norm_kept
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -42,13 +42,13 @@ def _stream(flat: Tensor, rest: Tensor | None, chosen: Tensor) -> Tensor:
 
 
 def _delta(
-    stream: Float[Tensor, "chosen d_model"], table: Int[Tensor, "chosen 3"], of: PointTables
+    stream: Float[Tensor, "chosen d_model"], table: Int[Tensor, "chosen 4"], of: PointTables
 ) -> Float[Tensor, "chosen d_model"]:
     x = stream.to(torch.float32)
     start = x.clone()
     slots, positions = table[:, SLOT].long(), table[:, POSITION]
     for k in range(of.edits.shape[1]):
-        on = (of.counts[slots] > k) & _inside(of.runs[slots, k], positions)
+        on = (of.counts[slots] > k) & _acts(of.runs[slots, k], positions, table[:, ANSWERS])
         if bool(on.any()):
             on = _allowed(on, slots, k, of)
         if not bool(on.any()):
@@ -67,7 +67,7 @@ def _delta(
     return x - start
 
 
-def _read_conditions(stream: Float[Tensor, "chosen d_model"], table: Int[Tensor, "chosen 3"], of: PointTables) -> None:
+def _read_conditions(stream: Float[Tensor, "chosen d_model"], table: Int[Tensor, "chosen 4"], of: PointTables) -> None:
     """Adds what conditions read here, before any edit, to their answers."""
     x, slots = stream.to(torch.float32), table[:, SLOT].long()
     for c in range(of.probes.shape[1]):
@@ -125,6 +125,14 @@ def _gated(x: Tensor, slots: Tensor, row: Float[Tensor, "chosen 9"], of: PointTa
     z = (x * of.vectors[slots, reads.clamp_min(0)]).sum(dim=-1) + bias
     value = amount + slope * z + gain * torch.minimum(torch.maximum(z, lo), hi)
     return torch.where(reads < 0, amount, torch.where(z > threshold, value, 0.0))
+
+
+def _acts(
+    runs: Int[Tensor, "chosen runs 3"], positions: Int[Tensor, " chosen"], answers: Int[Tensor, " chosen"]
+) -> Bool[Tensor, " chosen"]:
+    """Which tokens lie in a run that acts with these answers of their request's token rules."""
+    covered = (runs[..., 0] <= positions[:, None]) & (positions[:, None] < runs[..., 1])
+    return (covered & ((runs[..., 2] >> answers[:, None] & 1) > 0)).any(dim=-1)
 
 
 def _inside(runs: Int[Tensor, "chosen runs 2"], positions: Int[Tensor, " chosen"]) -> Bool[Tensor, " chosen"]:

@@ -24,6 +24,17 @@ def _covered(runs, position, RUNS: tl.constexpr):
 
 
 @triton.jit
+def _acts(runs, position, answers, RUNS: tl.constexpr):
+    acts = position < 0  # never: no run covers it yet
+    for run in tl.static_range(RUNS):  # pyright: ignore[reportGeneralTypeIssues]
+        first = tl.load(runs + run * 3)
+        last = tl.load(runs + run * 3 + 1)
+        truth = tl.load(runs + run * 3 + 2)
+        acts = acts | ((first <= position) & (position < last) & (((truth >> answers) & 1) > 0))
+    return acts
+
+
+@triton.jit
 def _read_kernel(
     hidden,
     residual,
@@ -43,9 +54,9 @@ def _read_kernel(
 ):
     """Adds what conditions read at this hook point to their answers; the next launch there uses them."""
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(tokens + token * 3)
+    slot = tl.load(tokens + token * 4)
     if slot >= 0:
-        position = tl.load(tokens + token * 3 + 1)
+        position = tl.load(tokens + token * 4 + 1)
         columns = tl.arange(0, BLOCK)
         inside = columns < D
         place = slot.to(tl.int64)
@@ -93,10 +104,11 @@ def _edit_kernel(
     HAS_RESIDUAL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(tokens + token * 3)
-    read = tl.load(tokens + token * 3 + 2)
+    slot = tl.load(tokens + token * 4)
+    read = tl.load(tokens + token * 4 + 2)
     if (slot >= 0) | (read >= 0):
-        position = tl.load(tokens + token * 3 + 1)
+        position = tl.load(tokens + token * 4 + 1)
+        answers_of_rules = tl.maximum(tl.load(tokens + token * 4 + 3), 0)
         columns = tl.arange(0, BLOCK)
         inside = columns < D
         raw = tl.load(hidden + token * hidden_stride + columns, mask=inside, other=0.0)
@@ -112,7 +124,7 @@ def _edit_kernel(
         for k in range(count):
             row = place * EDITS + k
             settings = edits + row * 10
-            acts = _covered(runs + row * RUNS * 2, position, RUNS)
+            acts = _acts(runs + row * RUNS * 3, position, answers_of_rules, RUNS)
             asks = tl.load(settings + 8).to(tl.int32)
             if CONDITIONS > 0:
                 answered = position >= 0

@@ -97,6 +97,8 @@ class RequestRecord:
         ran: runs of positions that went through the model, in order; a position may occur twice.
         tallies: copies of the slot's tallies, one per stay in a slot; [hook points, edits, 3].
         answers: what its conditions had read when it left its last slot, [conditions, 2].
+        trail: where its token rules stood when it left its last slot: the position after the last token, where each
+            event happened last, and the last tokens.
         read: positions that were read, in order, and their streams [hook points, positions, d_model].
         measured: what passes measured, in order; a position may occur twice.
         draws: log q of sampled tokens, in order.
@@ -107,6 +109,7 @@ class RequestRecord:
     ran: list[tuple[int, int]] = field(default_factory=list)
     tallies: list[Tensor] = field(default_factory=list)
     answers: Tensor | None = None
+    trail: tuple[int, Tensor, Tensor] | None = None
     read: list[tuple[list[int], Tensor]] = field(default_factory=list)
     measured: list[RequestValues] = field(default_factory=list)
     draws: Draws = field(default_factory=Draws)

@@ -131,7 +131,8 @@ class SlotTable:
         for name in names:
             self._enter(name)
         self.order = slots = np.array([self._slots[name] for name in names])
-        self._state.begin(slots, batch.num_computed_tokens_cpu[: len(names)].astype(np.int64), lengths.astype(np.int64))
+        starts, ids = batch.num_computed_tokens_cpu[: len(names)], self._runner.input_ids.gpu[: int(lengths.sum())]
+        self._state.begin(slots, starts.astype(np.int64), lengths.astype(np.int64), ids)
 
     def _enter(self, name: str) -> None:
         """Gives a request a slot; the same name with another request behind it is a new one."""
@@ -140,7 +141,10 @@ class SlotTable:
             return
         self._leave(name)
         self._slots[name], self._requests[name] = self._free.pop(), request
-        self._state.enter(self._slots[name], RequestSpec.of(request.sampling_params))
+        spec = RequestSpec.of(request.sampling_params)
+        self._state.enter(
+            self._slots[name], spec, lambda: [*(request.prompt_token_ids or ()), *request.output_token_ids]
+        )
 
     def _leave(self, name: str) -> None:
         if name in self._slots:

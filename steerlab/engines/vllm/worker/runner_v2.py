@@ -27,7 +27,8 @@ def connect(runner: Any, state: SteeringState) -> None:
 
     def add_request(req_index: int, new_req_data: Any) -> None:
         add(req_index, new_req_data)
-        state.enter(req_index, RequestSpec.of(new_req_data.sampling_params))
+        spec = RequestSpec.of(new_req_data.sampling_params)
+        state.enter(req_index, spec, lambda: new_req_data.prefill_token_ids or ())
 
     def remove_request(req_id: str) -> None:
         slot = req_states.req_id_to_index.get(req_id)
@@ -41,6 +42,7 @@ def connect(runner: Any, state: SteeringState) -> None:
                 input_batch.idx_mapping_np,
                 input_batch.num_computed_tokens_np.astype(np.int64),
                 input_batch.num_scheduled_tokens.astype(np.int64),
+                input_batch.input_ids,
             )
         else:  # a dummy pass, for profiling or to keep ranks in step
             state.begin_empty()

@@ -11,10 +11,11 @@ from torch import Tensor
 from steerlab.engines.vllm.wire.config import SteeringConfig
 from steerlab.engines.vllm.wire.plan_tables import ABOVE, ASKS, BELOW, COSINE, PROBE, PlanTables, places_of
 from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.engines.vllm.wire.runs import Runs, clip, positions_in, size
+from steerlab.engines.vllm.wire.runs import ALWAYS, Runs, RunsByTokens, clip, positions_in, size
+from steerlab.engines.vllm.worker.following import Following, Known, Rules
 from steerlab.engines.vllm.worker.measuring import Measuring
 from steerlab.engines.vllm.worker.request_record import RequestRecord
-from steerlab.engines.vllm.worker.tables import POSITION, Tables, to_device
+from steerlab.engines.vllm.worker.tables import ANSWERS, POSITION, Tables, to_device
 
 STAGED = 1 << 26
 """Bytes of directions that cross to the device in one go; vLLM leaves little of its memory free."""
@@ -52,6 +53,7 @@ class RankPlan:
         probes: rows of the table of probes.
         limits: of each condition; without how many positions it reads.
         counts: edits per hook point of this rank.
+        rules: what decides where positions depend on tokens.
         problem: why it cannot be carried out here, if so.
     """
 
@@ -65,6 +67,7 @@ class RankPlan:
     probes: Rows
     limits: np.ndarray
     counts: np.ndarray
+    rules: Rules
     problem: str = ""
 
 
@@ -83,6 +86,7 @@ class SteeringState:
     ) -> None:
         self.config, self.tables, self.points, self.measuring = config, tables, list(points), measuring
         n_slots = tables.counts.shape[1]
+        self.following = Following(config, tables.tokens, n_slots)
         self.plans: dict[str, RankPlan] = {}
         self.records: dict[str, RequestRecord] = {}
         self._in_slots: dict[int, RequestRecord] = {}
@@ -115,6 +119,7 @@ class SteeringState:
             probes=self._probes(plan),
             limits=plan.conditions[:, [ABOVE, BELOW]],
             counts=np.bincount(here, minlength=len(self.points)).astype(np.int32),
+            rules=Rules(plan.rule_limits, plan.rule_sequences),
             problem=self._problem(plan, mine),
         )
 
@@ -138,8 +143,14 @@ class SteeringState:
         """Index of the first row of slot 0 at some hook points, in a table with so much room for each."""
         return points * self.tables.counts.shape[1] * room
 
-    def enter(self, slot: int, spec: RequestSpec | None) -> None:
-        """A request takes a slot; one that comes back after a preemption goes on with its record."""
+    def enter(self, slot: int, spec: RequestSpec | None, known: Known = tuple) -> None:
+        """A request takes a slot; one that comes back after a preemption goes on with its record.
+
+        Args:
+            slot: which.
+            spec: what it asks for.
+            known: gives its tokens, as far as the host knows them.
+        """
         self.leave(slot)
         if spec is None:
             return
@@ -160,6 +171,8 @@ class SteeringState:
         elif len(plan.which):
             self._arriving[slot] = (plan, spec)
             self._is_edited[slot] = True
+            if spec.follows:
+                self.following.enter(slot, plan.rules, record, known)
 
     def _catch_up(self, starts: Mapping[int, int] = NOWHERE) -> None:
         """Brings the tables up to date with who has left and entered since the last pass, all requests at once.
@@ -239,12 +252,15 @@ class SteeringState:
                 tables.answers[slot] = known
 
     def _run_table(self, plans: Sequence[RankPlan], specs: Sequence[RequestSpec]) -> np.ndarray:
-        """Positions of every edit of some requests, as the tables hold them; [edits, runs, 2]."""
-        padded: dict[tuple[Runs, ...], np.ndarray] = {}  # most requests of a call act at the same positions
+        """Positions of every edit of some requests, as the tables hold them; [edits, runs, 3]."""
+        padded: dict[
+            tuple[Runs | RunsByTokens, ...], np.ndarray
+        ] = {}  # most requests of a call act at the same positions
         for groups in {spec.groups for spec in specs}:
-            padded[groups] = np.zeros((len(groups), self.config.max_runs, 2), dtype=np.int32)
+            padded[groups] = np.zeros((len(groups), self.config.max_runs, 3), dtype=np.int32)
             for group, found in enumerate(groups):
-                padded[groups][group, : len(found)] = np.array(found, dtype=np.int32).reshape(-1, 2)
+                rows = [(first, last, *(truth or (ALWAYS,))) for first, last, *truth in found]
+                padded[groups][group, : len(found)] = np.array(rows, dtype=np.int32).reshape(-1, 3)
         return np.concatenate([padded[spec.groups][plan.groups] for plan, spec in zip(plans, specs, strict=True)])
 
     def leave(self, slot: int) -> None:
@@ -256,16 +272,25 @@ class SteeringState:
         if self.measuring is not None:
             self.measuring.leave(slot)
         self._close_run(slot, record)
+        self.following.leave(slot)
         if self._arriving.pop(slot, None) is None and self._is_edited[slot]:
             self._departed[slot] = record
         self._is_edited[slot] = self._is_known[slot] = self._reads[slot] = False
 
-    def begin(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
-        """States what the coming pass holds: per request its slot, the first position and the number of tokens."""
+    def begin(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, ids: Tensor | None = None) -> None:
+        """States what the coming pass holds.
+
+        Args:
+            slots: of its requests, in order.
+            starts: the position of each one's first token.
+            lengths: how many tokens it has.
+            ids: of all these tokens, on the device; needed if the positions of one depend on tokens.
+        """
         if self.measuring is not None:
             self.measuring.begin(slots, starts, lengths)
         if self._goes_on(slots, starts, lengths):
             self._advance(slots, starts)
+            self.following.advance(slots, starts, ids)
             return
         self.collect()
         self._catch_up(dict(zip(slots.tolist(), starts.tolist(), strict=True)) if self._arriving else NOWHERE)
@@ -277,12 +302,14 @@ class SteeringState:
         acting = np.where(self._is_edited[slots], slots, -1)
         total = int(lengths.sum())
         firsts = np.cumsum(lengths) - lengths
-        table = np.full((max(total, self._dirty), 3), -1, dtype=np.int32)
+        table = np.full((max(total, self._dirty), 4), -1, dtype=np.int32)
+        table[:total, ANSWERS] = 0
         table[:total, 0] = np.repeat(acting, lengths)
         table[:total, 1] = np.arange(total) - np.repeat(firsts - starts, lengths)
         if self._reads[slots].any():
             self._plan_reading(table, slots, starts, lengths, firsts)
         to_device(table, self.tables.tokens.device, out=self.tables.tokens[: len(table)])
+        self.following.begin(slots, starts, lengths, ids)
         self._dirty = total
         self._last = (slots.copy(), starts.copy()) if (lengths == 1).all() and not self._pending else None
 

@@ -13,7 +13,7 @@ from steerlab.engines.vllm.wire.plan_tables import EDIT_WIDTH, TERM_WIDTH
 
 _OF_ALL_POINTS = ("tokens", "origins", "reads", "limits", "answers")
 
-SLOT, POSITION, READ = 0, 1, 2
+SLOT, POSITION, READ, ANSWERS = 0, 1, 2, 3
 """Columns of `tokens`."""
 
 
@@ -22,11 +22,12 @@ class Tables:
     """Per-token and per-slot buffers on the device; index p counts the wired hook points of this rank.
 
     Attributes:
-        tokens: per token of the pass its slot (−1: not edited), its absolute position, and the row to read it into
-            (−1: not read).
+        tokens: per token of the pass its slot (−1: not edited), its absolute position, the row to read it into
+            (−1: not read), and as bits to which of its request's token rules it belongs.
         origins: the position of a slot's first generated token.
         counts: how many edits a slot has at a hook point.
-        runs: positions of each edit, as half-open intervals; unused ones are empty.
+        runs: positions of each edit, as half-open intervals, and as bits with which answers of the token rules each
+            interval acts; unused ones are empty.
         edits: what each edit is, see `wire.plan_tables`.
         terms: the terms they consist of, see there.
         vectors: directions that terms read and write along.
@@ -39,10 +40,10 @@ class Tables:
         readings: the stream of tokens that are read, in the model's dtype.
     """
 
-    tokens: Int[Tensor, "tokens 3"]
+    tokens: Int[Tensor, "tokens 4"]
     origins: Int[Tensor, " slots"]
     counts: Int[Tensor, "points slots"]
-    runs: Int[Tensor, "points slots edits runs 2"]
+    runs: Int[Tensor, "points slots edits runs 3"]
     edits: Float[Tensor, "points slots edits 10"]
     terms: Float[Tensor, "points slots terms 9"]
     vectors: Float[Tensor, "points slots directions d_model"]
@@ -72,10 +73,10 @@ class Tables:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
-            tokens=torch.full((n_tokens, 3), -1, dtype=torch.int32, device=device),
+            tokens=torch.full((n_tokens, 4), -1, dtype=torch.int32, device=device),
             origins=zeros(n_slots, dtype=torch.int32),
             counts=zeros(*lead, dtype=torch.int32),
-            runs=zeros(*lead, room, config.max_runs, 2, dtype=torch.int32),
+            runs=zeros(*lead, room, config.max_runs, 3, dtype=torch.int32),
             edits=zeros(*lead, room, EDIT_WIDTH),
             terms=zeros(*lead, room, TERM_WIDTH),
             vectors=zeros(*lead, config.max_directions, d_model),
@@ -103,10 +104,10 @@ class Tables:
 class PointTables:
     """The tables of one hook point, in the order in which the operator takes them."""
 
-    tokens: Int[Tensor, "tokens 3"]
+    tokens: Int[Tensor, "tokens 4"]
     origins: Int[Tensor, " slots"]
     counts: Int[Tensor, " slots"]
-    runs: Int[Tensor, "slots edits runs 2"]
+    runs: Int[Tensor, "slots edits runs 3"]
     edits: Float[Tensor, "slots edits 10"]
     terms: Float[Tensor, "slots terms 9"]
     vectors: Float[Tensor, "slots directions d_model"]

@@ -55,15 +55,16 @@ def _wire(worker: Any, config: SteeringConfig) -> Wired:
     here = [index for index, point in enumerate(config.points) if found[point.layer] is not None]
     tables = _tables(worker, config, len(here))
     measuring = _measuring(worker, config)
+    state = SteeringState(config, tables, here, measuring)
     if hasattr(runner, "model_memory_usage"):  # what vLLM leaves free when it sizes the cache
-        runner.model_memory_usage += tables.n_bytes + (0 if measuring is None else measuring.buffers.n_bytes)
+        ours = tables.n_bytes + state.following.n_bytes
+        runner.model_memory_usage += ours + (0 if measuring is None else measuring.buffers.n_bytes)
     for index, which in enumerate(here):
         point = config.points[which]
         layer = found[point.layer]
         assert layer is not None
         inside = probed.inside.get(point.layer, {})
         attach(layer, point.site, tables.of_point(index), inside.get(point.site, probed.rule))
-    state = SteeringState(config, tables, here, measuring)
     is_v2 = hasattr(runner, "model_state")
     (runner_v2 if is_v2 else runner_v1).connect(runner, state)
     if not is_v2 and worker.device.type == "cpu":

@@ -1,0 +1,25 @@
+"""Small questions for the tiny models, the same for all protocols' tests."""
+
+from typing import Any
+
+from steerlab.protocols import ChoiceItems
+
+THINGS = ["cat", "dog", "bird", "fish", "horse", "cow", "hen", "goat", "pig", "duck", "fox", "owl"]
+
+
+def records(n: int = 12) -> list[dict[str, Any]]:
+    """Questions whose matching answer is (A) for every other one."""
+    rows = []
+    for k, thing in enumerate(THINGS[:n]):
+        letters = (" (A)", " (B)") if k % 2 == 0 else (" (B)", " (A)")
+        rows.append(
+            {
+                "question": f"Does the {thing} run?\n\nChoices:\n (A) Yes\n (B) No",
+                "answer_matching_behavior": letters[0],
+                "answer_not_matching_behavior": letters[1],
+            }
+        )
+    return rows
+
+
+ITEMS = ChoiceItems.from_records(records())

@@ -1,0 +1,113 @@
+"""A real `steerlab serve` in a process of its own, that can be killed and started again at the same address."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+import steerlab as sl
+
+KEY = "open-sesame"
+BLOCK = 32
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+@dataclass
+class Served:
+    """A server's process and address.
+
+    Attributes:
+        model: what is served.
+        options: of `steerlab serve`.
+        log: what it prints.
+        port: where it listens.
+        process: it.
+    """
+
+    model: Path
+    options: list[str]
+    log: Path
+    port: int = field(default_factory=lambda: _free_port())
+    process: subprocess.Popen | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, *, wait: bool = True) -> None:
+        vllm_options = ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-num-seqs", "8"]
+        vllm_options += ["--served-model-name", "tiny", "--api-key", KEY, "--max-num-batched-tokens", "256"]
+        command = [sys.executable, "-c", "from steerlab.cli import main; main()", "serve", str(self.model)]
+        with self.log.open("a") as file:
+            self.process = subprocess.Popen(
+                [*command, *self.options, "--port", str(self.port), "--", *vllm_options],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **ENVIRONMENT},
+            )
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        for _ in range(1200):
+            if self.process.poll() is not None:
+                break
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.25)
+        raise AssertionError(f"The server did not start:\n{self.log.read_text()[-4000:]}")
+
+    def kill(self) -> None:
+        """As a machine does that fails: nothing is put away."""
+        for one in self.processes():
+            one.kill()
+        self.process.wait(30)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            processes = self.processes()
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                for one in processes:
+                    one.kill()
+                self.process.wait(30)
+
+    def processes(self) -> list[psutil.Process]:
+        main = psutil.Process(self.process.pid)
+        return [*main.children(recursive=True), main]
+
+    def memory(self) -> int:
+        """Bytes that the processes hold for themselves."""
+        return sum(one.memory_full_info().uss for one in self.processes())
+
+    def engine(self, **options) -> sl.RemoteEngine:
+        return sl.RemoteEngine(self.url, api_key=KEY, **options)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+
+    def post(self, path: str, body) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=120)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
