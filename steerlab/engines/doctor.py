@@ -81,7 +81,7 @@ class PlainModel:
     def __init__(self, path: Path, device: torch.device) -> None:
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
         self.model, self.device = model.eval().to(device), device
         count = model.config.get_text_config().num_hidden_layers
         lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == count)

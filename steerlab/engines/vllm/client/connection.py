@@ -36,7 +36,8 @@ class Connection:
     """
 
     def __init__(self, llm: Any, config: SteeringConfig, log: Log, processes: Sequence[Any] | None) -> None:
-        self.llm, self.config, self.log = llm, config, log
+        self.llm: Any = llm
+        self.config, self.log = config, log
         self.plans = PlanCache()
         self._lock = threading.Lock()
         self._n_threads = torch.get_num_threads()

@@ -135,7 +135,8 @@ _WORKERS = (
     *_members(
         "v1.worker.gpu_model_runner",
         "GPUModelRunner",
-        "requests input_batch sampler discard_request_mask use_async_scheduling compilation_config model_memory_usage",
+        "requests input_batch input_ids sampler discard_request_mask use_async_scheduling compilation_config "
+        "model_memory_usage",
     ),
     *_in("v1.worker.gpu_input_batch", {"InputBatch.req_ids": "property", "InputBatch.num_reqs": "property"}),
     *_members("v1.worker.gpu_input_batch", "InputBatch", "req_id_to_index generators num_computed_tokens_cpu"),
@@ -159,7 +160,7 @@ _WORKERS = (
     *_members(
         "v1.worker.gpu.input_batch",
         "InputBatch",
-        "req_ids num_reqs idx_mapping_np num_computed_tokens_np num_scheduled_tokens",
+        "req_ids num_reqs idx_mapping_np num_computed_tokens_np num_scheduled_tokens input_ids",
     ),
     *_in(
         "v1.worker.gpu.sample.sampler",
