@@ -17,6 +17,8 @@ vectors, and the bootstrap of the interval. Runs share the model, the median nor
 sentences, which no label and no sample changes and which therefore are read once.
 
 A finished run is a line of `--out`; runs that are there already are not run again.
+
+`verdict_rates.py` draws thousands of runs, of vectors of graded strength, from a table of item slopes instead.
 """
 
 import argparse

@@ -100,7 +100,7 @@ texts = neutral_text().split("\n\n")[:1]
 plan = sl.Plan(sl.add(null, dose=1.0))
 settings = {"doses": [-0.2, 0, 0.2], "controls": sl.Controls(random=19, shuffled=19), "neutral": texts}
 effect = exp.effect(plan, items, pairs=meaningless, **settings)
-assert effect.verdict == "no effect"
+assert effect.verdict in ("no effect", "inconclusive")
 assert effect.ci[1] < 0
 effect
 
@@ -141,7 +141,8 @@ effect.nulls().round(3)
 # sentences that express a judgement. Against **label flips** it is one of many: other meaningless labels on the same
 # sentences do as much and more. The claim would have been that the labels mean something, and that claim fails.
 #
-# The verdict needs an interval without 0 **and** a rank of at most 0.05 in *every* family, so it is `no effect`.
+# The verdict needs an interval without 0 **and** a rank of at most 0.05 in *every* family, so it is no `effect`. It is not `no effect` either unless the slope is
+# shown to be small; what the design could have seen stands in its reasons.
 #
 # How often does the interval alone mislead? We can ask the same question about each random direction:
 
@@ -196,7 +197,7 @@ describe_null_slopes(real)
 # %%
 report = exp.report()
 page = report.read_text(encoding="utf-8")
-assert "no effect" in page
+assert effect.verdict in page
 assert f"{max(effect.null_ranks.values()):.3f}" in page
 exp.close()
 report

@@ -7,7 +7,13 @@ import pandas as pd
 import steerlab as sl
 from steerlab.cli.console import say, show_table
 
-STYLES = {"effect": "bold green", "no effect": "bold yellow", "not tested": "bold yellow", "collapsed": "bold red"}
+STYLES = {
+    "effect": "bold green",
+    "no effect": "bold cyan",
+    "inconclusive": "bold yellow",
+    "not tested": "bold yellow",
+    "collapsed": "bold red",
+}
 FAMILIES = {"random": "random directions", "shuffled": "label flips"}
 SHOWN_PROMPTS = 2
 
@@ -44,9 +50,14 @@ def _show_slope(effect: sl.Effect) -> None:
     interval = (
         "none: all prompts share one group"
         if math.isnan(low)
-        else f"{low:+.2f} to {high:+.2f}, prompts resampled by group"
+        else f"{low:+.2f} to {high:+.2f}, by Student's t over groups of prompts"
     )
     say(f"{f'{effect.settings.level:.0%} interval':<17} {interval}")
+    if not math.isnan(effect.margin):
+        ends = "none" if math.isnan(effect.equivalence_ci[0]) else "{:+.2f} to {:+.2f}".format(*effect.equivalence_ci)
+        say(f"margin            ±{effect.margin:.2f}; {2 * effect.settings.level - 1:.0%} interval {ends}")
+    if math.isfinite(effect.detectable):
+        say(f"detectable        {effect.detectable:.2f} in 80 % of such runs")
     say(f"anti-steerable    {effect.anti_steerable:.0%} of {len(effect.item_slopes)} prompts")
 
 

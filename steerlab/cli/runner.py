@@ -204,6 +204,8 @@ class _Run:
                 pairs=candidate.pairs,
                 max_ppl_ratio=spec.max_ppl_ratio,
                 neutral=self.inputs.neutral,
+                smallest=spec.smallest,
+                adjust=spec.adjust,
             )
 
     def _cost(self, candidate: Candidate) -> pd.DataFrame | None:

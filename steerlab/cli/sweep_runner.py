@@ -150,6 +150,7 @@ def _cell(point: _Point, base: ExperimentSpec, inputs: Inputs, options: dict[str
         controls=inputs.controls,
         metric=point.metric,
         max_ppl_ratio=base.max_ppl_ratio,
+        smallest=base.smallest,
         neutral=None if inputs.neutral is None else tuple(inputs.neutral),
         seed=point.seed,
     )

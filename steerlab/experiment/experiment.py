@@ -25,6 +25,7 @@ from steerlab.experiment.measurements.generations import measure_generations
 from steerlab.experiment.measurements.interaction import Interaction, measure_interaction
 from steerlab.experiment.measurements.metrics import Metric
 from steerlab.experiment.measurements.parity import Parity, measure_parity
+from steerlab.experiment.measurements.preregistration import Preregistration, measure_preregistration
 from steerlab.experiment.measurements.registry import KINDS
 from steerlab.experiment.measurements.scores import measure_scores
 from steerlab.experiment.measurements.selection import (
@@ -143,7 +144,7 @@ class Experiment(Shown):
 
         Examples:
             >>> [effect.verdict for effect in exp.effects]
-            ['no effect']
+            ['inconclusive']
         """
         return [effect for effect, _ in self.results.effects]
 
@@ -268,6 +269,66 @@ class Experiment(Shown):
         return measure_vectors(self._run, pairs, **made)
 
     @explains_arguments
+    def preregister(
+        self,
+        question: str,
+        plan: Plan | None,
+        targets: Targets,
+        doses: Sequence[float],
+        *,
+        metric: "str | Metric" = "log_prob_margin",
+        smallest: float | None = None,
+        controls: Controls = DEFAULT_CONTROLS,
+        pairs: ContrastPairs | None = None,
+        max_ppl_ratio: float = 1.5,
+        neutral: Sequence[PromptLike] | None = None,
+        adjust: str = "holm",
+    ) -> Preregistration:
+        """Writes what will be measured and how it will be judged, with a hash and a time, before it is measured.
+
+        The report shows it beside what was done and lists every departure. `confirm` on these items runs its controls
+        and notes where it is not what was planned. It counts earlier looks at the items, and measures nothing.
+
+        Args:
+            question: what is asked, in words.
+            plan: the plan at scale 1; None where `select` is to choose it.
+            targets: the items.
+            doses: as in `effect`, and so are the other arguments.
+            metric: as in `effect`.
+            smallest: the size of the smallest slope that matters.
+            controls: which control arms will run.
+            pairs: the pairs that label flips need.
+            max_ppl_ratio: as in `effect`.
+            neutral: as in `effect`.
+            adjust: as in `effect`.
+
+        Returns:
+            A `Preregistration`; the same one asked for again is the one that was written, with its time.
+
+        Raises:
+            InputError: for unusable arguments.
+
+        Examples:
+            >>> planned = exp.preregister("Does it move the margin?", plan, targets, [-0.2, 0, 0.2], smallest=1.0)
+            >>> planned.smallest, planned.metric
+            (1.0, 'log_prob_margin')
+        """
+        return measure_preregistration(
+            self._run,
+            question,
+            plan,
+            targets,
+            doses,
+            metric=metric,
+            smallest=smallest,
+            controls=controls,
+            pairs=pairs,
+            max_ppl_ratio=max_ppl_ratio,
+            neutral=neutral,
+            adjust=adjust,
+        )
+
+    @explains_arguments
     def effect(
         self,
         plan: Plan,
@@ -280,6 +341,8 @@ class Experiment(Shown):
         max_ppl_ratio: float = 1.5,
         neutral: Sequence[PromptLike] | None = None,
         tokens_per_call: int | None = None,
+        smallest: float | None = None,
+        adjust: str = "holm",
     ) -> Effect:
         """How the metric changes with the dose, against control arms, on items of `targets`.
 
@@ -298,6 +361,10 @@ class Experiment(Shown):
             neutral: texts for that; shipped neutral prose by default.
             tokens_per_call: how many tokens of several arms go to the engine at once; a killed run loses at most one
                 call. By default an arm a call, and 200,000 tokens on vLLM.
+            smallest: the size of the smallest slope that matters, per unit of dose: a slope shown to be smaller is `no
+                effect`. By default what 95 % of the run's random directions stay below.
+            adjust: how ranks are adjusted when several plans are tested on the items: `holm` (any false claim) or `fdr`
+                (Benjamini and Hochberg: the share of false claims among the claims).
 
         Returns:
             An `Effect`, also kept in `effects`. When further plans are tested on the same items, `effects` tells each
@@ -327,6 +394,8 @@ class Experiment(Shown):
             max_ppl_ratio=max_ppl_ratio,
             neutral=neutral,
             tokens_per_call=tokens_per_call,
+            smallest=smallest,
+            adjust=adjust,
         )
 
     @explains_arguments
@@ -340,8 +409,9 @@ class Experiment(Shown):
     ) -> BaselineComparison:
         """What instructions or examples before the prompt do on the items of an effect, compared at equal cost.
 
-        The cost of an arm is what it does to the perplexity of neutral text: the plan's, or the text's before it. Of
-        the vector the doses from 0 up are compared (from 0 down if there are no others).
+        The cost of an arm is what it does to the perplexity of neutral text: of a plan against no plan, of words before
+        it against neutral prose of as many tokens in their place. Of the vector the doses from 0 up are compared (from
+        0 down if there are no others).
 
         Args:
             effect: an effect of this experiment, with dose 0; its items, neutral texts and doses are used.

@@ -157,6 +157,9 @@ def _settings(effect: Effect) -> dict[str, str]:
         "axis": settings.axis,
         "level": f"{settings.level:g}",
         "n_resamples": str(settings.n_resamples),
+        "smallest": "none" if settings.smallest is None else f"{settings.smallest:g}",
+        "adjustment": settings.adjustment,
+        "rule": str(settings.rule),
         "pairs_hash": str(data.get("pairs_hash")),
         "neutral_hash": str(data.get("neutral_hash")),
     }

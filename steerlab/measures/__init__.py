@@ -9,6 +9,9 @@ from steerlab.measures.entropy import entropy, rb_entropy
 from steerlab.measures.intervals import (
     Interval,
     cluster_bootstrap_mean,
+    cluster_standard_error,
+    cluster_t_mean,
+    false_discovery,
     holm,
     least_squares_curvatures,
     least_squares_slopes,
@@ -17,13 +20,19 @@ from steerlab.measures.intervals import (
 )
 from steerlab.measures.log_probs import chosen_log_probs, log_q, token_log_probs
 from steerlab.measures.nucleus import apply_repetition_penalty, nucleus, policy_log_probs
+from steerlab.measures.power import Design, NullDraws
 
 __all__ = [
+    "Design",
     "Interval",
+    "NullDraws",
     "apply_repetition_penalty",
     "chosen_log_probs",
     "cluster_bootstrap_mean",
+    "cluster_standard_error",
+    "cluster_t_mean",
     "entropy",
+    "false_discovery",
     "holm",
     "kl",
     "least_squares_curvatures",

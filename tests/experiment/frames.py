@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from steerlab.experiment.measurements.effect.result import Effect, EffectSettings
+from steerlab.experiment.measurements.effect.result import Effect
 from steerlab.experiment.measurements.effect.rows import ROW_COLUMNS
+from steerlab.experiment.measurements.effect.settings import RULE, EffectSettings
 
 DOSES = [-0.2, -0.1, 0.0, 0.1, 0.2]
 
@@ -16,6 +17,8 @@ def make_effect(
     ratios: dict[float, float] | None = None,
     groups: list[str] | None = None,
     noise: float = 0.0,
+    smallest: float | None = None,
+    rule: int = RULE,
 ) -> Effect:
     """An effect whose items respond linearly with the given slopes, and control draws with theirs."""
     rng = np.random.default_rng(0)
@@ -30,7 +33,8 @@ def make_effect(
                 rows += [_row(family, draw, dose, i, name, 1.0 + slope * dose) for i, name in enumerate(names)]
     ratio = [(ratios or {}).get(dose, 1.0) for dose in DOSES]
     cost = pd.DataFrame({"dose": DOSES, "nll": 3.0, "perplexity": 20.0, "ppl_ratio": ratio, "num_tokens": 100})
-    return Effect(pd.DataFrame(rows, columns=ROW_COLUMNS), cost, "hash", "plan", EffectSettings(n_resamples=500))
+    settings = EffectSettings(n_resamples=500, smallest=smallest, rule=rule)
+    return Effect(pd.DataFrame(rows, columns=ROW_COLUMNS), cost, "hash", "plan", settings)
 
 
 def _row(family: str, draw: int, dose: float, item: int, group: str, value: float) -> tuple:

@@ -24,9 +24,9 @@ def test_a_plan_alone_is_not_adjusted() -> None:
 
 
 def test_several_plans_on_the_same_items_are_adjusted_by_holm() -> None:
-    close = [4.0, 3.0, *[0.1] * 17]  # the slope 2.5 is beyond all of 19 draws but two
+    close = [4.0, 3.0, *[0.1] * 17]  # the slope 2.55 is beyond all of 19 draws but two
     first, second, third = with_comparisons(
-        [of_plan("a", [2.0, 3.0]), of_plan("b", [2.0, 3.0], nulls=close), of_plan("c", [2.0, 3.0], nulls=[])]
+        [of_plan("a", [2.5, 2.6]), of_plan("b", [2.5, 2.6], nulls=close), of_plan("c", [2.5, 2.6], nulls=[])]
     )
     assert first.adjusted_rank == pytest.approx(2 * 1 / 20), "the plan without nulls has no rank and is not counted"
     assert second.adjusted_rank == pytest.approx(3 / 20)
@@ -56,3 +56,16 @@ def test_a_plan_measured_again_counts_once() -> None:
     effects = with_comparisons([of_plan("a", [2.0, 3.0]), of_plan("a", [2.0, 3.1]), of_plan("b", [2.0, 3.0])])
     assert [effect.summary()["n_tested"] for effect in effects] == [2, 2, 2]
     assert effects[0].adjusted_rank == pytest.approx(2 / 20)
+
+
+def test_a_false_discovery_rate_is_an_option_and_is_named() -> None:
+    plans = [of_plan("a", [2.5, 2.6]), of_plan("b", [2.5, 2.6]), of_plan("c", [0.01, 0.02])]
+    holm, fdr = (
+        with_comparisons([replace(one, settings=replace(one.settings, adjustment=way)) for one in plans])[0]
+        for way in ("holm", "fdr")
+    )
+    assert holm.adjusted_rank == pytest.approx(3 / 20)
+    assert fdr.adjusted_rank == pytest.approx(3 / 2 / 20), "two of three have this rank"
+    assert fdr.comparisons is not None
+    assert fdr.comparisons.adjustment == "fdr"
+    assert "Benjamini and Hochberg's adjustment makes its rank 0.075" in fdr.reasons[-1]

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from steerlab.experiment.measurements.effect.result import Effect
 from tests.experiment.frames import DOSES, make_effect
@@ -30,21 +31,22 @@ def test_an_interval_that_excludes_zero_is_not_enough() -> None:
     effect = make_effect([9.0, 10.0, 11.0, 10.5], nulls={"random": large})
     assert effect.ci[0] > 0
     assert effect.null_ranks["random"] == pytest.approx(2 / 21)
-    assert effect.verdict == "no effect"
+    assert effect.verdict == "inconclusive"
 
 
 def test_one_family_that_matches_the_vector_decides() -> None:
     small, large = list(np.linspace(-1, 1, 20)), [-30.0, *np.linspace(-1, 1, 19)]
     effect = make_effect([9.0, 10.0, 11.0], nulls={"random": small, "shuffled": large})
-    assert effect.verdict == "no effect"
+    assert effect.verdict == "inconclusive"
     assert effect.null_rank == effect.null_ranks["shuffled"]
 
 
-def test_ranks_that_cannot_reach_the_level_are_no_effect_and_say_so() -> None:
+def test_ranks_that_cannot_reach_the_level_are_inconclusive_and_say_so() -> None:
     effect = make_effect([9.0, 10.0, 11.0], nulls={"random": [0.1] * 5})
     assert effect.null_ranks["random"] == pytest.approx(1 / 6)
-    assert effect.verdict == "no effect"
+    assert effect.verdict == "inconclusive"
     assert any("at least 19" in reason for reason in effect.reasons)
+    assert math.isinf(effect.detectable), "no slope of any size could have been found"
 
 
 def test_without_nulls_nothing_is_claimed() -> None:
@@ -87,10 +89,11 @@ def test_random_directions_alone_leave_the_labels_unasked(families: list[str], f
     assert asked.verdict == effect.verdict == ("effect" if families else "not tested"), "no part of the verdict"
 
 
-def test_an_interval_around_zero_is_no_effect_whatever_the_ranks() -> None:
+def test_an_interval_around_zero_is_no_effect_only_if_it_is_narrow() -> None:
     effect = make_effect([10.0, -9.0, 8.0, -7.0], nulls={"random": [0.0] * 20})
     assert effect.ci[0] < 0 < effect.ci[1]
-    assert effect.verdict == "no effect"
+    assert effect.verdict == "inconclusive"
+    assert make_effect([1.0, -0.9, 0.8, -0.7], nulls={"random": [3.0] * 20}).verdict == "no effect"
 
 
 def test_costly_doses_enter_no_fit() -> None:
@@ -121,7 +124,7 @@ def test_no_affordable_dose_gives_nan_not_zero() -> None:
 def test_one_group_has_no_interval() -> None:
     effect = make_effect([2.0, 3.0], groups=["a", "a"], nulls={"random": [0.0] * 20})
     assert math.isnan(effect.ci[0])
-    assert effect.verdict == "no effect"
+    assert effect.verdict == "inconclusive"
 
 
 def test_items_of_one_group_are_resampled_together() -> None:
@@ -132,7 +135,7 @@ def test_items_of_one_group_are_resampled_together() -> None:
 
 
 def test_summary_is_plain_data() -> None:
-    summary = make_effect([2.0, 3.0], nulls={"random": [0.0] * 20}).summary()
+    summary = make_effect([2.0, 2.1], nulls={"random": [0.0] * 20}).summary()
     assert summary["n_items"] == 2
     assert summary["verdict"] == "effect"
     assert summary["settings"]["max_ppl_ratio"] == 1.5
@@ -153,8 +156,8 @@ def test_curvature_is_the_mean_quadratic_coefficient() -> None:
     effect = bent([3.0, 5.0, -2.0])
     assert effect.curvature == pytest.approx(2.0)
     assert effect.slope == pytest.approx(2.0), "the doses are symmetric"
-    assert effect.curvature_ci[0] == pytest.approx(-2.0)
-    assert effect.curvature_ci[1] == pytest.approx(5.0)
+    reach = 4.302653 * np.std([3, 5, -2], ddof=1) / 3**0.5  # Student's t for two degrees of freedom, at 97.5 %
+    assert effect.curvature_ci == pytest.approx((2 - reach, 2 + reach))
     assert bent([3.0, 3.0]).curvature_ci == pytest.approx((3.0, 3.0))
 
 
@@ -176,3 +179,80 @@ def test_the_summary_tells_curvature_and_collapse() -> None:
     assert summary["curvature"] == pytest.approx(4.0)
     assert summary["collapse_dose"] == 0.2
     assert len(summary["curvature_ci"]) == 2
+
+
+# --- being small, and what could have been seen -------------------------------------------------------------------
+
+WIDE = list(np.linspace(-10, 10, 21))  # 95 % of sizes stay below 10, the largest two apart by nothing
+ITEMS = [0.5, -0.4, 0.3, -0.2, 0.1, 0.6]
+
+
+def test_the_margin_is_the_95_percent_quantile_of_random_slopes() -> None:
+    effect = make_effect(ITEMS, nulls={"random": WIDE, "shuffled": [99.0] * 20})
+    assert effect.margin == pytest.approx(np.quantile(np.abs(WIDE), 0.95))
+    assert effect.verdict == "no effect"
+    assert any(f"inside ±{effect.margin:.2f}" in reason for reason in effect.reasons)
+
+
+def test_a_smallest_slope_that_matters_is_the_margin() -> None:
+    effect = make_effect(ITEMS, nulls={"random": WIDE}, smallest=0.2)
+    assert effect.margin == 0.2
+    assert effect.verdict == "inconclusive"
+    assert any("reaches outside ±0.20, the smallest slope that matters" in reason for reason in effect.reasons)
+
+
+def test_the_equivalence_interval_is_two_one_sided_tests() -> None:
+    """It lies inside ±m just where Student's test rejects both −m and m, one-sided, at 5 %."""
+    effect = make_effect(ITEMS, nulls={"random": WIDE})
+    for margin in (0.3, 0.45, 0.5, 0.7):
+        above = scipy.stats.ttest_1samp(ITEMS, -margin, alternative="greater").pvalue
+        below = scipy.stats.ttest_1samp(ITEMS, margin, alternative="less").pvalue
+        low, high = effect.equivalence_ci
+        assert (-margin < low and high < margin) == (max(above, below) < 0.05), margin
+    assert effect.ci[0] < effect.equivalence_ci[0] < effect.equivalence_ci[1] < effect.ci[1]
+
+
+def test_an_effect_smaller_than_what_matters_is_inconclusive_and_says_both() -> None:
+    effect = make_effect([2.0, 2.1, 1.9, 2.0], nulls={"random": list(np.linspace(-1, 1, 20))}, smallest=5.0)
+    assert effect.verdict == "inconclusive"
+    assert any("beyond its nulls, and by less" in reason for reason in effect.reasons)
+
+
+def test_without_random_directions_or_a_smallest_nothing_is_shown_to_be_small() -> None:
+    effect = make_effect(ITEMS, nulls={"shuffled": WIDE})
+    assert math.isnan(effect.margin)
+    assert effect.verdict == "inconclusive"
+    assert any("no smallest= was given" in reason for reason in effect.reasons)
+
+
+def test_inconclusive_says_what_could_have_been_seen_and_what_it_takes() -> None:
+    nulls = {"random": list(np.linspace(-1, 1, 20))}
+    slopes = [4.0, -2.0, 5.0, -1.0, 3.0, -3.0]
+    effect = make_effect(slopes, nulls=nulls, smallest=2.0)
+    assert effect.verdict == "inconclusive"
+    assert effect.detectable > effect.ci[1] - effect.slope, "more than the interval reaches"
+    assert any(f"finds a slope of {effect.detectable:.2f} in 80 %" in reason for reason in effect.reasons)
+    assert effect.needed_groups > 6
+    assert effect.needed_items == effect.needed_groups, "a group an item"
+    assert any(f"takes {effect.needed_groups:.0f} groups" in reason for reason in effect.reasons)
+    more = make_effect(slopes * 8, nulls=nulls, smallest=2.0)
+    assert more.detectable < effect.detectable / 2
+    assert abs(more.needed_groups - effect.needed_groups) < 0.3 * effect.needed_groups, "much the same spread"
+    assert math.isinf(make_effect(slopes, nulls=nulls, smallest=0.1).needed_groups), "the nulls themselves reach 0.1"
+
+
+def test_sizes_are_told_in_units_of_items_and_of_nulls() -> None:
+    effect = make_effect([4.0, 6.0, 8.0], nulls={"random": [1.0, -2.0, 3.0], "shuffled": [-4.0] * 3})
+    assert effect.size_over_items == pytest.approx(6 / 2)
+    assert effect.size_over_nulls == pytest.approx(6 / 4), "the family that reaches farther counts"
+    assert math.isnan(make_effect([4.0, 4.0]).size_over_items)
+    assert math.isnan(make_effect([4.0, 5.0]).size_over_nulls)
+
+
+def test_an_earlier_rule_keeps_its_verdict_and_is_named() -> None:
+    effect = make_effect([10.0, -9.0, 8.0, -7.0], nulls={"random": [0.1] * 20}, rule=1)
+    assert effect.verdict == "no effect"
+    assert any("judged by rule 1" in reason and "is inconclusive" in reason for reason in effect.reasons)
+    present = make_effect([10.0, -9.0, 8.0, -7.0], nulls={"random": [0.1] * 20})
+    assert not any("rule 1" in reason for reason in present.reasons)
+    assert present.ci[1] > effect.ci[1], "a percentile interval of four groups is too narrow"

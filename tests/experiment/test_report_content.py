@@ -10,7 +10,7 @@ from steerlab.experiment.blocks import Folded, KeyFigures, Subsection, Table, Ve
 from steerlab.experiment.blocks.tables import MAX_ROWS, cell, table_of
 from steerlab.experiment.measurements.confirmation import Confirmation
 from steerlab.experiment.measurements.cost import cost_blocks
-from steerlab.experiment.measurements.effect.result import Comparisons, Effect
+from steerlab.experiment.measurements.effect import Comparisons, Effect
 from steerlab.experiment.measurements.entropy import token_blocks
 from steerlab.experiment.measurements.generations import generation_blocks
 from steerlab.experiment.measurements.parity import Parity, parity_finding
@@ -116,7 +116,7 @@ def test_the_title_block_says_question_model_date_and_verdict() -> None:
     assert made.lead.startswith(
         f"{effect.verdict.capitalize()}: the log-prob margin (nats) changes by +1.50 per unit of "
     )
-    assert "worst rank among control arms is 0.050." in made.lead
+    assert "worst rank among control arms is 0.050; what counts as small is ±0.10." in made.lead
     assert dict(made.facts) == {
         "question": "Does plan move the log-prob margin (nats) of 2 items, and more than control arms do?",
         "model": "tiny",

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from steerlab.measures import (
     Interval,
     cluster_bootstrap_mean,
+    cluster_standard_error,
+    cluster_t_mean,
+    false_discovery,
     holm,
     least_squares_curvatures,
     least_squares_slopes,
@@ -180,3 +183,61 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(ranks, level):
             break
         rejected.add(index)
     assert {k for k, adjusted in enumerate(holm(ranks)) if adjusted <= level} == rejected
+
+
+# --- Student's t over groups --------------------------------------------------------------------------------------
+
+
+def test_of_groups_alike_in_size_it_is_students_interval_of_their_means():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(6, 3))
+    found = cluster_t_mean(values.ravel(), [str(g) for g in range(6) for _ in range(3)], level=0.9)
+    expected = scipy.stats.ttest_1samp(values.mean(1), 0).confidence_interval(0.9)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_the_error_of_uneven_groups_worked_by_hand():
+    """Groups {1, 3} and {5}: without one the mean is 5, without the other 2; √(½·(1.5² + 1.5²)) = 1.5."""
+    error, groups = cluster_standard_error(np.array([1.0, 3.0, 5.0]), ["a", "a", "b"])
+    assert (error, groups) == (pytest.approx(1.5), 2)
+
+
+def test_one_group_or_a_missing_value_has_no_interval():
+    for values, groups in (([1.0, 2.0], ["a", "a"]), ([1.0, np.nan], ["a", "b"])):
+        found = cluster_t_mean(np.array(values), groups)
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+
+
+def test_it_covers_where_a_bootstrap_of_four_groups_does_not():
+    rng = np.random.default_rng(0)
+    groups = [str(g) for g in range(4) for _ in range(3)]
+    covered = {"t": 0, "bootstrap": 0}
+    for _ in range(200):
+        values = np.repeat(rng.standard_normal(4), 3) + rng.standard_normal(12)
+        t, bootstrap = cluster_t_mean(values, groups), cluster_bootstrap_mean(values, groups, n_resamples=200)
+        covered["t"] += t.low <= 0 <= t.high
+        covered["bootstrap"] += bootstrap.low <= 0 <= bootstrap.high
+    assert scipy.stats.binomtest(covered["t"], 200, 0.95).pvalue > 0.01
+    assert covered["bootstrap"] < 180
+
+
+# --- false discovery ----------------------------------------------------------------------------------------------
+
+
+def test_false_discovery_worked_by_hand():
+    """Sorted 0.01, 0.03, 0.04 times 3/1, 3/2, 3/3: 0.03, 0.045, 0.04; from the right the least so far."""
+    assert false_discovery([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.04, 0.04])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_false_discovery_is_between_a_rank_and_holm(ranks):
+    found = false_discovery(ranks)
+    assert all(rank - 1e-12 <= one <= two + 1e-12 for rank, one, two in zip(ranks, found, holm(ranks), strict=True))
+
+
+def test_a_missing_rank_is_not_counted():
+    found = false_discovery([0.01, math.nan, 0.04])
+    assert found[0] == pytest.approx(0.02)
+    assert math.isnan(found[1])
+    assert found[2] == pytest.approx(0.04)

@@ -5,7 +5,7 @@ import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,13 @@ from steerlab.experiment.measurements.controls import Arm, Controls, control_arm
 from steerlab.experiment.measurements.item_values import item_values
 from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
+from steerlab.experiment.measurements.preregistration import preregistered
 from steerlab.experiment.measurements.selection import Selection
 from steerlab.experiment.store.cell_engine import cell_engine_for
 from steerlab.experiment.store.looks import Look, Looks, content_hashes, prompt_hash
 from steerlab.experiment.store.results import finding_kind
 from steerlab.experiment.store.run import Run
-from steerlab.measures.intervals import cluster_bootstrap_mean, null_rank
+from steerlab.measures.intervals import cluster_t_mean, null_rank
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +42,7 @@ class Confirmation(Shown):
         plan_hash: hash of the plan.
         metric: name of the metric.
         gain: mean change of the metric over the held-out items.
-        low: lower end of its bootstrap interval, items resampled by group; NaN for one group.
+        low: lower end of its interval, Student's t over groups; NaN for one group.
         high: upper end.
         dev_gain: the gain on the development items, as selected; in `dev_metric`.
         anti_steerable: share of held-out items whose metric falls.
@@ -54,6 +55,8 @@ class Confirmation(Shown):
         rows: a row per item: `item`, `group`, `base_value`, `value`, `change`.
         nulls: a row per control draw: `family`, `draw`, `gain`.
         dev_metric: name of the metric of the selection; None where a run did not note it.
+        preregistration: hash of the plan of analysis that was written for these items; None without one.
+        departures: every entry in which this is not what was planned there.
         is_dev_metric: whether both are the same, which two functions of one name are not; None where a run did not note
             it, and the names decide.
     """
@@ -76,6 +79,8 @@ class Confirmation(Shown):
     nulls: pd.DataFrame = field(repr=False)
     dev_metric: str | None = None
     is_dev_metric: bool | None = None
+    preregistration: str | None = None
+    departures: tuple[str, ...] = ()
 
     @property
     def _is_comparable(self) -> bool:
@@ -101,6 +106,7 @@ class Confirmation(Shown):
             found.append(f"{self.overlap} of {self.num_items} items share prompt or group with the development items.")
         if math.isnan(self.low):
             found.append("All items share one group, so no interval exists; use items of several groups.")
+        found += [f"Not as preregistered. {departure}" for departure in self.departures]
         if not self.null_ranks:
             found.append("No null family was run, so nothing tells this from a random direction.")
         return found
@@ -132,7 +138,6 @@ def confirm(
     controls: Controls | None = None,
     pairs: ContrastPairs | None = None,
     level: float = 0.95,
-    n_resamples: int = 4000,
     seed: int = 0,
 ) -> Confirmation:
     """Measures the selected plan on held-out items.
@@ -147,8 +152,7 @@ def confirm(
         controls: null families to rank the gain against; none by default.
         pairs: the pairs the vectors were extracted from, for label-flip controls.
         level: coverage of the interval.
-        n_resamples: bootstrap draws.
-        seed: of bootstrap and controls.
+        seed: of controls.
 
     Raises:
         DataError: if held-out items share a prompt or a group with the development items.
@@ -174,7 +178,7 @@ def confirm(
             warnings.filterwarnings("ignore", message="About ")  # a wrong layer is another place on purpose
             arms = control_arms(engine, resolved, controls, pairs=pairs, seed=seed)
             nulls = _null_gains(engine, arms, base, on, measure)
-    interval = cluster_bootstrap_mean(change, on.groups, level=level, n_resamples=n_resamples, seed=seed)
+    interval = cluster_t_mean(change, on.groups, level=level)
     return Confirmation(
         selection=f"{best.vector_name} at layer {best.layer}, dose {best.dose:g}",
         plan_hash=best.plan.hash,
@@ -233,11 +237,15 @@ def measure_confirmation(
     check_targets(on)
     run.session.open()
     identity = (best.metric_identity or best.metric) if metric is None else metric_identity(metric)
+    planned = preregistered(run, on)
+    if planned is not None and controls is None:
+        controls = Controls(**planned.controls)
     asked = None if controls is None else asdict(controls)
     what = [best.plan.hash, best.on_hash, on.hash, identity, asked, None if pairs is None else pairs.hash]
     known = run.find("confirmation", what)
     if known is not None:
         return known
+    departures = () if planned is None else tuple(planned.departures_of(best.plan, on, str(identity), controls))
     own = Looks.key("confirm", [on], what)  # of this call, if an interrupt ended it before
     earlier = [look for look in all_looks(run) if not (isinstance(look, Look) and look.key == own)]
     with run.measuring("confirm", lambda: ([on], what)):
@@ -252,6 +260,8 @@ def measure_confirmation(
             pairs=pairs,
             seed=run.session.seed,
         )
+    if planned is not None:
+        found = replace(found, preregistration=planned.hash, departures=departures)
     return run.keep("confirmation", what, found)
 
 

@@ -24,7 +24,7 @@ from steerlab.experiment.store.results import finding_kind
 from steerlab.experiment.store.run import Run
 from steerlab.experiment.wording import metric_label
 from steerlab.measures.interactions import interaction_residuals
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.steering.plan import Plan
 
 
@@ -36,8 +36,8 @@ class Interaction(Shown):
         rows: a row per item and cell: `item`, `group`, `scale_a`, `scale_b`, `value` (the metric), `change` (from the
             unsteered model) and `interaction` (change − change of a alone − change of b alone).
         table: a row per cell: `scale_a`, `scale_b`, means `value`, `change`, `expected` (the sum of both alone) and
-            `interaction`, its interval `low` and `high` over items resampled by group, `plan_hash`. Interval ends are
-            NaN where the interaction is 0 by definition, and with a single group.
+            `interaction`, its interval `low` and `high` by Student's t over groups of items, `plan_hash`. Interval
+            ends are NaN where the interaction is 0 by definition, and with a single group.
         metric: name of the metric.
         plan_a: the first plan in words.
         plan_b: the second plan in words.
@@ -94,8 +94,6 @@ def interaction(
     scales_b: Sequence[float] = (0.0, 1.0),
     metric: "str | Metric" = "log_prob_margin",
     level: float = 0.95,
-    n_resamples: int = 4000,
-    seed: int = 0,
 ) -> Interaction:
     """Runs `plan_a.scaled(i) + plan_b.scaled(j)` for every pair of scales and compares with an additive model.
 
@@ -108,8 +106,6 @@ def interaction(
         scales_b: scales of the second plan, 0 among them.
         metric: `log_prob_margin`, `choice_prob` or a function.
         level: coverage of the intervals.
-        n_resamples: bootstrap draws.
-        seed: of the draws.
 
     Raises:
         InputError: if 0 is not among the scales, or a scale stands twice.
@@ -134,9 +130,8 @@ def interaction(
             "interaction": residuals.T.ravel(),
         }
     )
-    options = {"level": level, "n_resamples": n_resamples, "seed": seed}
     hashes = ["" if plan is None else plan.hash for plan in plans]
-    return Interaction(rows, _table(rows, hashes, options), name, str(plan_a), str(plan_b), on.hash)
+    return Interaction(rows, _table(rows, hashes, level), name, str(plan_a), str(plan_b), on.hash)
 
 
 def combined(plan_a: Plan, scale_a: float, plan_b: Plan, scale_b: float) -> Plan | None:
@@ -145,12 +140,12 @@ def combined(plan_a: Plan, scale_a: float, plan_b: Plan, scale_b: float) -> Plan
     return Plan(*(edit for part in parts for edit in part)) if parts else None
 
 
-def _table(rows: pd.DataFrame, hashes: list[str], options: dict) -> pd.DataFrame:
+def _table(rows: pd.DataFrame, hashes: list[str], level: float) -> pd.DataFrame:
     found = []
     for (a, b), part in rows.groupby(["scale_a", "scale_b"], sort=False):  # pyright: ignore[reportGeneralTypeIssues]
         low = high = np.nan
         if a != 0 and b != 0:
-            interval = cluster_bootstrap_mean(part.interaction.to_numpy(), part.group.tolist(), **options)
+            interval = cluster_t_mean(part.interaction.to_numpy(), part.group.tolist(), level=level)
             low, high = interval.low, interval.high
         means = (part.value.mean(), part.change.mean(), (part.change - part.interaction).mean())
         found.append((a, b, *means, part.interaction.mean(), low, high))
@@ -192,7 +187,7 @@ def measure_interaction(
     asked = [plan_a.hash, plan_b.hash, metric_identity(metric), scales]
     with run.measuring("interaction", lambda: ([targets], asked)):
         engine = cell_engine_for(session)
-        found = interaction(engine, first, second, targets, metric=metric, seed=session.seed, **scales)
+        found = interaction(engine, first, second, targets, metric=metric, **scales)
     return run.keep("interaction", [first.hash, second.hash, targets.hash, metric_identity(metric), scales], found)
 
 

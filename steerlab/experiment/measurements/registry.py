@@ -12,6 +12,7 @@ from steerlab.experiment.measurements.interaction import INTERACTION
 from steerlab.experiment.measurements.judgements import JUDGEMENT
 from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.parity import PARITY
+from steerlab.experiment.measurements.preregistration import PREREGISTRATION
 from steerlab.experiment.measurements.protocols import PROTOCOL
 from steerlab.experiment.measurements.selection import SELECTION
 from steerlab.experiment.measurements.selfcheck import SELFCHECK
@@ -19,6 +20,7 @@ from steerlab.experiment.measurements.transfer import TRANSFER
 from steerlab.experiment.measurements.vectors import VECTORS
 
 MEASUREMENTS: Final[tuple[Measurement, ...]] = (
+    PREREGISTRATION,
     EFFECT,
     BASELINES,
     SELFCHECK,

@@ -26,7 +26,7 @@ from steerlab.experiment.store.fingerprint import Fingerprint
 from steerlab.experiment.store.results import finding_kind
 from steerlab.experiment.store.run import Run
 from steerlab.experiment.wording import metric_label, number
-from steerlab.measures.intervals import cluster_bootstrap_mean, least_squares_slopes
+from steerlab.measures.intervals import cluster_t_mean, least_squares_slopes
 from steerlab.steering.plan import Plan
 
 _LONG_HASH: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
@@ -39,7 +39,7 @@ class Transfer(Shown):
     Attributes:
         rows: a row per dose and item: `dose`, `item`, `group`, `value`.
         slope: mean least-squares slope of the metric per item.
-        low: lower end of its bootstrap interval, items resampled by group; NaN for one group.
+        low: lower end of its interval, Student's t over groups; NaN for one group.
         high: upper end.
         anti_steerable: share of items whose slope is below 0.
         metric: name of the metric.
@@ -90,8 +90,6 @@ def transfer(
     *,
     metric: "str | Metric" = "log_prob_margin",
     level: float = 0.95,
-    n_resamples: int = 4000,
-    seed: int = 0,
 ) -> Transfer:
     """Runs a plan where it was not made: on other items, another model of the same width, or both.
 
@@ -105,8 +103,6 @@ def transfer(
         doses: at least two.
         metric: `log_prob_margin`, `choice_prob` or a function.
         level: coverage of the interval.
-        n_resamples: bootstrap draws.
-        seed: of the draws.
 
     Raises:
         VectorShapeError: for a model of another width.
@@ -128,7 +124,7 @@ def transfer(
         plans = [None if dose == 0 else resolved.scaled(dose) for dose in values]
         table = item_values(engine, plans, on, measure)
     slopes = least_squares_slopes(np.array(values), table.T)
-    interval = cluster_bootstrap_mean(slopes, on.groups, level=level, n_resamples=n_resamples, seed=seed)
+    interval = cluster_t_mean(slopes, on.groups, level=level)
     rows = pd.DataFrame(
         {
             "dose": np.repeat(values, len(on)),
@@ -198,7 +194,7 @@ def measure_transfer(
     used, doses = cell_engine_for(session, engine), check_doses(doses)
     run_by = session.engine_hash if engine is None else Fingerprint.of(engine, {}).hash
     with run.measuring("transfer", lambda: ([targets], [plan.hash, doses, metric_identity(metric), run_by])):
-        found = transfer(used, plan, targets, doses, metric=metric, seed=session.seed)
+        found = transfer(used, plan, targets, doses, metric=metric)
     return run.keep("transfer", [plan.hash, targets.hash, doses, metric_identity(metric), run_by], found)
 
 

@@ -69,6 +69,16 @@ class DoseFigures(Protocol):
         ...
 
     @property
+    def equivalence_ci(self) -> tuple[float, float]:
+        """Interval that must lie inside the margin for the slope to be shown to be small."""
+        ...
+
+    @property
+    def margin(self) -> float:
+        """Size below which a slope counts as small; NaN for none."""
+        ...
+
+    @property
     def anti_steerable(self) -> float:
         """Share of items whose slope is below 0."""
         ...

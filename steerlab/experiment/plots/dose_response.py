@@ -10,15 +10,14 @@ from steerlab.experiment.plots.dose_figures import DoseFigures
 from steerlab.experiment.plots.palette import FAMILIES, REAL
 from steerlab.experiment.plots.style import direct_labels, dose_axis, hollow_note, new_axes, styled
 from steerlab.experiment.wording import metric_label, number
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 
 _BANDS = ("random", "shuffled")
-_RESAMPLES = 1000
 
 
 @styled
 def plot_dose_response(effect: DoseFigures, ax: Axes | None = None) -> Axes:
-    """Mean metric over items per dose with a bootstrap interval, and the range of each null family's means.
+    """Mean metric over items per dose with an interval over groups, and the range of each null family's means.
 
     Null bands span the means of all draws at the doses they ran at, and the unsteered mean at 0; between those doses
     they are straight. Doses past the perplexity bound are hollow.
@@ -31,10 +30,7 @@ def plot_dose_response(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     table, groups = _by_item(effect)
     doses, means = table.columns.to_numpy(dtype=float), table.mean(axis=0, skipna=False).to_numpy()
     ends = [_band(ax, null_band(effect, family), family) for family in _BANDS]
-    intervals = [
-        cluster_bootstrap_mean(table[dose].to_numpy(), groups, level=effect.settings.level, n_resamples=_RESAMPLES)
-        for dose in table.columns
-    ]
+    intervals = [cluster_t_mean(table[dose].to_numpy(), groups, level=effect.settings.level) for dose in table.columns]
     level = f"{effect.settings.level:.0%}".replace("%", " %")
     low, high = [i.low for i in intervals], [i.high for i in intervals]
     ax.fill_between(doses, low, high, color=REAL, alpha=0.2, linewidth=0, label="interval")

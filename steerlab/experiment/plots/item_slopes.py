@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from steerlab.experiment.plots.dose_figures import DoseFigures
-from steerlab.experiment.plots.palette import AGAINST, REAL, readable
+from steerlab.experiment.plots.palette import AGAINST, FAMILIES, REAL, readable
 from steerlab.experiment.plots.style import direct_labels, new_axes, note, nothing_to_draw, styled, zero_line
 from steerlab.experiment.wording import number, slope_label
 
@@ -16,6 +16,8 @@ _NO_SLOPES = "No slopes: fewer than two doses stay\nwithin the cost bound."
 @styled
 def plot_item_slopes(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     """Every item's own slope, sorted, with the mean and its interval; anti-steerable items are hollow.
+
+    Dotted lines are the margin, ±: a mean is shown to be small where its interval lies between them.
 
     Args:
         effect: its `item_slopes` need `slope`.
@@ -29,6 +31,9 @@ def plot_item_slopes(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     size = float(np.clip(120 / len(slopes), 1.2, 4.5))
     dots = {"markersize": size, "rasterized": len(slopes) > _VECTOR_DOTS}
     ax.axhspan(*effect.ci, color=REAL, alpha=0.15, linewidth=0)
+    if np.isfinite(effect.margin):
+        for side in (-1, 1):
+            ax.axhline(side * effect.margin, color=FAMILIES["random"][0], linewidth=1, linestyle=":")
     ax.axhline(effect.slope, color=REAL, linewidth=1, linestyle="--", label="mean")
     zero_line(ax)
     ax.plot(place[~against], slopes[~against], "o", color=REAL, label="steered", **dots)

@@ -15,10 +15,12 @@ from steerlab.experiment.wording import number, slope_label
 def plot_null_slopes(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     """The slope of every control draw, a row per family, beside the real one, all over the same two doses.
 
-    Ranks count draws on both sides, beyond either dashed line. A row's label says how many draws, and their rank.
+    Ranks count draws on both sides, beyond either dashed line. A row's label says how many draws, and their rank. The
+    margin below which a slope counts as small is shaded; the vector's bar is the interval that must lie inside it.
 
     Args:
-        effect: its `null_slopes` need `family`, `draw`, `slope`; also `rank_slope` and `null_ranks`.
+        effect: its `null_slopes` need `family`, `draw`, `slope`; also `rank_slope`, `null_ranks`, `margin`,
+            `equivalence_ci`.
         ax: axes to draw on; a new figure by default.
     """
     ax = new_axes(ax, height=2.4)
@@ -28,12 +30,15 @@ def plot_null_slopes(effect: DoseFigures, ax: Axes | None = None) -> Axes:
         return nothing_to_draw(ax, "Against the nulls", "No slopes: fewer than two doses stay\nwithin the cost bound.")
     if not present:
         return nothing_to_draw(ax, "Against the nulls", "No control arm was run.")
+    if np.isfinite(effect.margin):
+        ax.axvspan(-effect.margin, effect.margin, color=FAMILIES["random"][0], alpha=0.15, linewidth=0, label="margin")
     zero_line(ax, vertical=True)
     for side in (1, -1):
         ax.axvline(side * abs(effect.rank_slope), color=REAL, linewidth=1, linestyle="--", zorder=1)
     for row, family in enumerate(present):
         slopes = nulls[nulls.family == family].slope.to_numpy()
         ax.plot(slopes, row + _spread(len(slopes)), "o", color=FAMILIES[family][0], alpha=0.75, markeredgewidth=0)
+    ax.plot(effect.equivalence_ci, [len(present)] * 2, color=REAL, linewidth=2)
     ax.plot([effect.rank_slope], [len(present)], "D", color=REAL, markersize=6)
     labels = [_row_label(effect, family) for family in present]
     ax.set_yticks(range(len(present) + 1), [*labels, f"vector\n{number(effect.rank_slope, '+.2f')}"])
@@ -59,7 +64,16 @@ def describe_null_slopes(effect: DoseFigures) -> str:
             draws = f"{len(slopes)} draws" if len(slopes) > 1 else "1 draw"
             parts.append(f"{name}, {draws}, at most {slopes.abs().max():.2f}{rank}")
     found = "; ".join(parts) or "no control arm was run"
-    return f"The vector's slope is {number(effect.rank_slope, '+.2f')}. Of the controls, in size: {found}."
+    return (
+        f"The vector's slope is {number(effect.rank_slope, '+.2f')}{_size(effect)}. Of the controls, in size: {found}."
+    )
+
+
+def _size(effect: DoseFigures) -> str:
+    if not np.isfinite([effect.margin, *effect.equivalence_ci]).all():
+        return ""
+    low, high = (number(end, "+.2f") for end in effect.equivalence_ci)
+    return f" [{low}, {high}], beside a margin of ±{number(effect.margin, '.2f')}"
 
 
 def _row_label(effect: DoseFigures, family: str) -> str:

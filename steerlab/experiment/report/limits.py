@@ -3,7 +3,8 @@
 from steerlab.experiment.blocks.material import Material
 from steerlab.experiment.blocks.tables import count
 from steerlab.experiment.measurements.controls import RANK_LEVEL
-from steerlab.experiment.measurements.effect.result import FEW_GROUPS, Effect
+from steerlab.experiment.measurements.effect.result import Effect
+from steerlab.experiment.measurements.effect.verdicts import FEW_GROUPS
 from steerlab.experiment.wording import CONTROL_NAMES
 from steerlab.measures.intervals import rank_floor
 
@@ -51,7 +52,8 @@ def _effect_limits(effect: Effect) -> list[str]:
     found = [f"{size}; intervals resample groups, so {groups} is the number that counts."]
     if groups < FEW_GROUPS:
         found[0] += (
-            f" With fewer than {FEW_GROUPS} groups a percentile interval covers the truth less often than stated."
+            f" With fewer than {FEW_GROUPS} groups an interval is wide, and where items are skewed it covers the truth "
+            "less often than stated."
         )
     for family in effect.null_ranks:
         draws = int((effect.null_slopes.family == family).sum())

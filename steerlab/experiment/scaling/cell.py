@@ -124,7 +124,8 @@ class SweepCell:
         metric: a name or a function, as for an effect.
         max_ppl_ratio: doses that cost more enter no fit.
         neutral: texts for the cost; shipped neutral prose if None.
-        seed: of controls and bootstrap.
+        seed: of controls.
+        smallest: the size of the smallest slope that matters, as for an effect.
 
     Raises:
         InputError: for doses, a metric or pairs that cannot be used.
@@ -141,6 +142,7 @@ class SweepCell:
     max_ppl_ratio: float = 1.5
     neutral: tuple[PromptLike, ...] | None = None
     seed: int = 0
+    smallest: float | None = None
 
     def __post_init__(self) -> None:
         check_doses(self.doses)
@@ -169,6 +171,8 @@ class SweepCell:
             "neutral": None if self.neutral is None else content_hash(list(self.neutral)),
             "seed": self.seed,
         }
+        if self.smallest is not None:  # so that cells of versions without it are found again
+            what["smallest"] = float(self.smallest)
         return Cell(KIND, what)
 
     def measure(self, engine: Engine, engine_hash: str) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -192,6 +196,7 @@ class SweepCell:
             pairs=self.vector.pairs,
             max_ppl_ratio=self.max_ppl_ratio,
             neutral=self.neutral,
+            smallest=self.smallest,
         )
         ratio = effect.rows.dose.map(effect.cost.set_index("dose").ppl_ratio)
         rows = effect.rows.assign(engine_hash=engine_hash, ppl_ratio=ratio.where(effect.rows.family == "vector"))
@@ -219,6 +224,6 @@ def effect_of(stored: StoredCell) -> Effect:
         pd.DataFrame(about["cost"]),
         about["plan_hash"],
         about["plan_text"],
-        EffectSettings(**about["settings"]),
+        EffectSettings(**({"rule": 1} | about["settings"])),  # versions before rule 2 noted none
         provenance,
     )

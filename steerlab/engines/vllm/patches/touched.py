@@ -138,6 +138,8 @@ _WORKERS = (
         "requests input_batch input_ids sampler discard_request_mask use_async_scheduling compilation_config "
         "model_memory_usage",
     ),
+    *_members("v1.worker.gpu_input_batch", "CachedRequestState", "prompt_token_ids output_token_ids"),
+    *_members("v1.core.sched.output", "NewRequestData", "prefill_token_ids"),
     *_in("v1.worker.gpu_input_batch", {"InputBatch.req_ids": "property", "InputBatch.num_reqs": "property"}),
     *_members("v1.worker.gpu_input_batch", "InputBatch", "req_id_to_index generators num_computed_tokens_cpu"),
     *_in("v1.sample.sampler", {"Sampler.sample": "(logits, sampling_metadata, ...)"}),

@@ -7,6 +7,7 @@ from typing import Any
 from steerlab.display import Facts, Fold, Piece, Remarks, figure, interval
 from steerlab.experiment import plots
 from steerlab.experiment.blocks.faces import frame_piece, plot_piece
+from steerlab.experiment.measurements.effect.verdicts import margin_words
 from steerlab.experiment.wording import CONTROL_NAMES, metric_label
 
 
@@ -18,6 +19,11 @@ def effect_pieces(effect: Any) -> list[Piece]:
         ("plan", effect.plan_text),
         ("metric", metric_label(effect.settings.metric)),
         (f"slope per unit of {axis}", f"{figure(effect.slope)} {interval(*effect.ci)} ({level:.0%} interval)"),
+        ("margin", None if math.isnan(effect.margin) else f"±{figure(effect.margin)}, {margin_words(effect.settings)}"),
+        (f"{2 * level - 1:.0%} interval, for being small", interval(*effect.equivalence_ci)),
+        ("slope found in 80 % of such runs", effect.detectable if math.isfinite(effect.detectable) else None),
+        ("slope over the spread of items", None if math.isnan(effect.size_over_items) else effect.size_over_items),
+        ("size over the median null slope", None if math.isnan(effect.size_over_nulls) else effect.size_over_nulls),
         ("anti-steerable items", f"{effect.anti_steerable:.0%}"),
         ("worst null rank", effect.null_rank if effect.null_ranks else None),
         ("curvature", None if math.isnan(effect.curvature) else curvature),

@@ -18,8 +18,10 @@ from steerlab.core.text import PromptLike
 from steerlab.experiment.measurements.checks import check_doses, check_targets
 from steerlab.experiment.measurements.controls import Arm, Controls, check_pairs, control_arms, labels_made
 from steerlab.experiment.measurements.cost import perplexities
-from steerlab.experiment.measurements.effect.result import Effect, EffectSettings, outermost
+from steerlab.experiment.measurements.effect.figures import outermost
+from steerlab.experiment.measurements.effect.result import Effect
 from steerlab.experiment.measurements.effect.rows import item_rows, score_plans
+from steerlab.experiment.measurements.effect.settings import ADJUSTMENTS, EffectSettings
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.measurements.texts import neutral_texts
 from steerlab.experiment.store.batches import batch_plans, row_tokens, tokens_per_call_of
@@ -45,11 +47,14 @@ def measure_effect(
     max_ppl_ratio: float,
     neutral: Sequence[PromptLike] | None,
     tokens_per_call: int | None,
+    smallest: float | None,
+    adjust: str,
 ) -> Effect:
     """See `steerlab.experiment.Experiment.effect`."""
     session, run_doses, texts = run.session, check_doses(doses), neutral_texts(neutral)
     own = None if neutral is None else texts
     bound = check_number(max_ppl_ratio, "max_ppl_ratio", least=1, infinite=True)
+    judged = {"smallest": check_smallest(smallest), "adjustment": check_adjustment(adjust)}
 
     def asked() -> tuple[Sequence[Any], Any]:
         names = [metric_identity(metric), pairs and pairs.hash, bound]
@@ -85,10 +90,36 @@ def measure_effect(
             axis=_axis(plan),
             max_ppl_ratio=bound,
             seed=session.seed,
+            **judged,
         )
         provenance = _provenance(session, plan, targets, pairs, texts)
         effect = Effect(join(rows), cost, plan.hash, str(plan), settings, provenance)
     return run.keep_as("effect", _key(session, effect, ready, controls), (effect, ready))[0]
+
+
+def check_smallest(smallest: float | None) -> float | None:
+    """The size of the smallest slope that matters, as a number above 0.
+
+    Raises:
+        InputError: for anything else.
+    """
+    if smallest is None:
+        return None
+    size = check_number(smallest, "smallest", least=0)
+    if size == 0:
+        raise InputError("smallest is the size of the smallest slope that matters, above 0; got 0.")
+    return size
+
+
+def check_adjustment(adjust: str) -> str:
+    """The name of an adjustment of ranks.
+
+    Raises:
+        InputError: for another.
+    """
+    if adjust not in ADJUSTMENTS:
+        raise InputError(f"adjust is one of {', '.join(map(repr, ADJUSTMENTS))}, got {adjust!r:.60}.")
+    return adjust
 
 
 def _rows(

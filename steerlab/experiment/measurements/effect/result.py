@@ -2,88 +2,19 @@
 
 import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from steerlab.display import Piece, Shown
-from steerlab.experiment.measurements.controls import RANK_LEVEL
-from steerlab.measures.intervals import (
-    Interval,
-    cluster_bootstrap_mean,
-    least_squares_curvatures,
-    least_squares_slopes,
-    null_rank,
-    rank_floor,
-)
+from steerlab.experiment.measurements.effect import verdicts
+from steerlab.experiment.measurements.effect.figures import Figures, figures_of
+from steerlab.experiment.measurements.effect.settings import RULE, Comparisons, EffectSettings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-RANKED_FAMILIES = ("random", "shuffled")
-MIN_DOSES = 3
-NO_NULLS = "No null family was run, so nothing tells this from a random direction."
-FEW_GROUPS = 10
-"""Below that many, percentile bootstrap intervals over groups are known to be too narrow."""
-
-
-@dataclass(frozen=True)
-class EffectSettings:
-    """What an effect was computed with.
-
-    Attributes:
-        metric: name of the metric.
-        metric_identity: the name, and for a function a hash of what it computes.
-        axis: `dose` (median norms) or `scale` (multiples of the plan).
-        max_ppl_ratio: doses that cost more enter no fit.
-        level: coverage of the interval.
-        n_resamples: bootstrap draws.
-        seed: of bootstrap and controls.
-    """
-
-    metric: str = "log_prob_margin"
-    metric_identity: str = "log_prob_margin"
-    axis: str = "dose"
-    max_ppl_ratio: float = 1.5
-    level: float = 0.95
-    n_resamples: int = 4000
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Comparisons:
-    """How many plans were tested on the same items with the same metric, and what that does to a rank.
-
-    Attributes:
-        n_tested: plans tested in the experiment, this one counted in.
-        adjusted_rank: this one's null rank after Holm's adjustment for all of them.
-    """
-
-    n_tested: int
-    adjusted_rank: float
-
-
-@dataclass(frozen=True)
-class _Figures:
-    """What an effect's rows say; see the properties of `Effect`."""
-
-    n_doses: int
-    fitted_doses: list[float]
-    item_slopes: pd.DataFrame
-    slope: float
-    ci: tuple[float, float]
-    curvature: float
-    curvature_ci: tuple[float, float]
-    collapse_dose: float
-    anti_steerable: float
-    null_slopes: pd.DataFrame
-    rank_slope: float
-    null_ranks: dict[str, float]
-    verdict: str = ""
-    reasons: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,10 +39,13 @@ class Effect(Shown):
     settings: EffectSettings
     provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
     comparisons: Comparisons | None = None
-    _figures: "_Figures" = field(init=False, repr=False, compare=False)
+    _figures: Figures = field(init=False, repr=False, compare=False)
+    _judged: "tuple[str, list[str]]" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_figures", _figures(self.rows, self.cost, self.settings))
+        figures = figures_of(self.rows, self.cost, self.settings)
+        object.__setattr__(self, "_figures", figures)
+        object.__setattr__(self, "_judged", verdicts.judge(figures, self.settings))
 
     @property
     def doses(self) -> list[float]:
@@ -140,8 +74,60 @@ class Effect(Shown):
 
     @property
     def ci(self) -> tuple[float, float]:
-        """Bootstrap interval of the slope, items resampled by group."""
+        """Interval of the slope by Student's t over groups; by a bootstrap over groups under rule 1."""
         return self._figures.ci
+
+    @property
+    def equivalence_ci(self) -> tuple[float, float]:
+        """The narrower interval of two one-sided tests at the level of the effect: 90 % beside a 95 % interval.
+
+        Where it lies inside ±`margin`, the slope is shown to be small (Schuirmann 1987).
+        """
+        return self._figures.equivalence_ci
+
+    @property
+    def margin(self) -> float:
+        """The size below which a slope counts as small, per unit of dose.
+
+        `smallest` as it was given; else the 95 % quantile of |slope| of this run's random directions; NaN with fewer
+        than 19 of them.
+        """
+        return self._figures.margin
+
+    @property
+    def detectable(self) -> float:
+        """The smallest size of a slope that a design like this one finds in 80 % of runs.
+
+        From the spread of items and groups, the spread of the control slopes and their number. NaN without slopes,
+        nulls or a second group; infinite where no slope can be found, as with too few draws.
+        """
+        return self._figures.detectable
+
+    @property
+    def needed_groups(self) -> float:
+        """How many groups like these find a slope of `smallest` in 80 % of runs; NaN if none was named.
+
+        Infinite if no number does, because control directions alone reach that far.
+        """
+        return self._figures.needed_groups
+
+    @property
+    def needed_items(self) -> float:
+        """Items in that many groups, at as many a group as here."""
+        return verdicts.needed_items(self._figures) if math.isfinite(self.needed_groups) else self.needed_groups
+
+    @property
+    def size_over_items(self) -> float:
+        """The slope over the standard deviation of the items' slopes; NaN for one item or items all alike."""
+        spread = float(self.item_slopes.slope.std(ddof=1))
+        return self.slope / spread if spread > 0 else math.nan
+
+    @property
+    def size_over_nulls(self) -> float:
+        """|slope| over the median |slope| of a null family, between the same two doses; the least over families."""
+        nulls = self.null_slopes
+        medians = [float(nulls[nulls.family == family].slope.abs().median()) for family in self.null_ranks]
+        return abs(self.rank_slope) / max(medians) if medians and max(medians) > 0 else math.nan
 
     @property
     def curvature(self) -> float:
@@ -153,7 +139,7 @@ class Effect(Shown):
 
     @property
     def curvature_ci(self) -> tuple[float, float]:
-        """Bootstrap interval of the curvature, items resampled by group."""
+        """Interval of the curvature, as that of the slope."""
         return self._figures.curvature_ci
 
     @property
@@ -188,19 +174,35 @@ class Effect(Shown):
 
     @property
     def verdict(self) -> str:
-        """`effect`, `no effect`, `not tested` (no null family ran) or `collapsed` (too few doses within the cost)."""
-        return self._figures.verdict
+        """`effect`, `no effect`, `inconclusive`, `not tested` or `collapsed`.
+
+        `effect`: the interval excludes 0 and the rank against every null family is at most 0.05. `no effect`: not so,
+        and the slope is shown to be small (`equivalence_ci` inside ±`margin`). `inconclusive`: neither is shown; or
+        both are, the slope being real and smaller than what matters. `not tested`: no null family ran. `collapsed`:
+        fewer than three doses stay within the cost. Runs of rule 1 say `no effect` for whatever was not shown.
+        """
+        return self._judged[0]
 
     @property
     def reasons(self) -> list[str]:
         """Why the verdict is what it is, what groups and nulls leave open, and how many plans were tested."""
-        few = _baseline_reasons(self.doses) + _few_groups_reasons(int(self.item_slopes.group.nunique()), self.ci)
-        unasked = _unasked_reasons(self.null_ranks, bool(self.provenance.get("from_pairs")))
-        return self._figures.reasons + few + unasked + _comparison_reasons(self.comparisons)
+        settings = self.settings
+        return [
+            *self._judged[1],
+            *verdicts.rule_reasons(settings, self._by_present_rule() if settings.rule != RULE else ""),
+            *verdicts.baseline_reasons(self.doses),
+            *verdicts.few_groups_reasons(self._figures, settings),
+            *verdicts.unasked_reasons(self.null_ranks, bool(self.provenance.get("from_pairs"))),
+            *verdicts.comparison_reasons(self.comparisons),
+        ]
+
+    def _by_present_rule(self) -> str:
+        settings = replace(self.settings, rule=RULE)
+        return verdicts.judge(figures_of(self.rows, self.cost, settings), settings)[0]
 
     @property
     def adjusted_rank(self) -> float:
-        """The null rank after Holm's adjustment for every plan tested on these items; the rank itself for one."""
+        """The null rank after the adjustment for every plan tested on these items; the rank itself for one plan."""
         return self.null_rank if self.comparisons is None else self.comparisons.adjusted_rank
 
     def among(self, comparisons: Comparisons | None) -> "Effect":
@@ -238,9 +240,11 @@ class Effect(Shown):
     def summary(self) -> dict[str, Any]:
         """The figures as a JSON-serialisable dictionary."""
         names = ["slope", "curvature", "collapse_dose", "anti_steerable", "rank_slope", "null_ranks", "null_rank"]
-        names += ["adjusted_rank", "verdict", "reasons"]
+        names += ["adjusted_rank", "margin", "detectable", "needed_groups", "size_over_items", "size_over_nulls"]
+        names += ["verdict", "reasons"]
         return {name: getattr(self, name) for name in names} | {
             "ci": list(self.ci),
+            "equivalence_ci": list(self.equivalence_ci),
             "curvature_ci": list(self.curvature_ci),
             "n_tested": 1 if self.comparisons is None else self.comparisons.n_tested,
             "doses": self.doses,
@@ -268,151 +272,8 @@ class Effect(Shown):
         low, high = self.ci
         return (
             f"{self.verdict}: {self.slope:+.2f} per unit {self.settings.axis} [{low:+.2f}, {high:+.2f}], "
+            f"{'' if math.isnan(self.margin) else f'margin ±{self.margin:.2f}, '}"
             f"{self.anti_steerable:.0%} anti-steerable, "
             f"{f'null rank {self.null_rank:.3f}' if self.null_ranks else 'no null rank'}"
             f"{f'; vector {self.vector}' if self.vector else ''}"
         )
-
-
-def item_table(rows: pd.DataFrame, family: str, draw: int, doses: Sequence[float]) -> np.ndarray:
-    """Metric values of one arm, shape [items, doses], at the doses given; dose 0 is every arm's baseline."""
-    arm: Any = rows[(rows.family == family) & (rows.draw == draw)]
-    base: Any = rows[(rows.family == "vector") & (rows.dose == 0)]
-    columns = []
-    for dose in doses:
-        found = arm[arm.dose == dose]
-        chosen = base if found.empty and dose == 0 else found
-        columns.append(chosen.sort_values("item").value.to_numpy())
-    return np.stack(columns, axis=1)
-
-
-def _figures(rows: pd.DataFrame, cost: pd.DataFrame, settings: EffectSettings) -> _Figures:
-    real: Any = rows[rows.family == "vector"]
-    items = real.drop_duplicates("item").sort_values("item")[["item", "group"]].reset_index(drop=True)
-    affordable = set(cost[cost.ppl_ratio <= settings.max_ppl_ratio].dose)
-    fitted = sorted(float(dose) for dose in real.dose.unique() if dose in affordable)
-    groups: list[str] = items.group.tolist()
-    slopes, curvatures = np.full(len(items), np.nan), np.full(len(items), np.nan)
-    if len(fitted) >= 2:
-        slopes = least_squares_slopes(np.array(fitted), item_table(rows, "vector", 0, fitted))
-    if len(fitted) >= 3:
-        curvatures = least_squares_curvatures(np.array(fitted), item_table(rows, "vector", 0, fitted))
-    nulls, rank_slope = _null_slopes(rows, fitted)
-    found = _Figures(
-        n_doses=int(real.dose.nunique()),
-        fitted_doses=fitted,
-        item_slopes=items.assign(slope=slopes),
-        slope=float(slopes.mean()),
-        ci=_interval(slopes, groups, settings),
-        curvature=float(curvatures.mean()),
-        curvature_ci=_interval(curvatures, groups, settings),
-        collapse_dose=float(cost[cost.ppl_ratio > settings.max_ppl_ratio].dose.abs().min()),
-        anti_steerable=float((slopes < 0).mean()) if np.isfinite(slopes).all() else math.nan,
-        null_slopes=nulls,
-        rank_slope=rank_slope,
-        null_ranks={
-            family: null_rank(rank_slope, nulls[nulls.family == family].slope.to_numpy())
-            for family in RANKED_FAMILIES
-            if (nulls.family == family).any()
-        },
-    )
-    verdict, reasons = _judge(found, settings)
-    return replace(found, verdict=verdict, reasons=reasons)
-
-
-def _interval(values: np.ndarray, groups: Sequence[str], settings: EffectSettings) -> tuple[float, float]:
-    options = {"level": settings.level, "n_resamples": settings.n_resamples, "seed": settings.seed}
-    found = cluster_bootstrap_mean(values, groups, **options)
-    return found.low, found.high
-
-
-def outermost(doses: Sequence[float]) -> list[float]:
-    """The two doses farthest apart; control arms run at these."""
-    return [min(doses), max(doses)]
-
-
-def _null_slopes(rows: pd.DataFrame, fitted: Sequence[float]) -> tuple[pd.DataFrame, float]:
-    columns = ["family", "draw", "slope"]
-    if len(fitted) < 2:
-        return pd.DataFrame([], columns=columns), math.nan
-    ends = outermost(fitted)
-    real: Any = rows[rows.family == "vector"]
-    arms: Any = rows[rows.family != "vector"].groupby(["family", "draw"], sort=False)
-
-    def slope(part: pd.DataFrame, family: str, draw: int) -> float:
-        return float(least_squares_slopes(np.array(ends), item_table(part, family, draw, ends)).mean())
-
-    base = real[real.dose == 0]  # every arm's baseline
-    found = [(family, draw, slope(pd.concat([base, part]), family, draw)) for (family, draw), part in arms]
-    return pd.DataFrame(found, columns=columns), slope(real, "vector", 0)
-
-
-def _judge(figures: _Figures, settings: EffectSettings) -> tuple[str, list[str]]:
-    fitted, ranks = figures.fitted_doses, figures.null_ranks
-    if figures.n_doses < MIN_DOSES:
-        reason = f"Only {figures.n_doses} doses were run; a fit needs {MIN_DOSES}."
-        return ("no effect", [reason]) if ranks else ("not tested", [reason, NO_NULLS])
-    if len(fitted) < MIN_DOSES:
-        return "collapsed", [
-            f"Only {len(fitted)} doses keep the perplexity ratio within {settings.max_ppl_ratio:g}; a fit needs "
-            f"{MIN_DOSES}. Use smaller doses."
-        ]
-    low, high = figures.ci
-    excludes = Interval(low, high, settings.level).excludes_zero
-    level = f"{settings.level:.0%}"
-    if math.isnan(low):
-        reasons = ["All items share one group, so no interval exists; use items of several groups."]
-    else:
-        side = "excludes" if excludes else "includes"
-        reasons = [f"The {level} interval [{low:.2f}, {high:.2f}] {side} 0."]
-    if not ranks:
-        return "not tested", [*reasons, NO_NULLS]
-    nulls = figures.null_slopes
-    for family, rank in ranks.items():
-        reasons.append(_rank_reason(family, rank, int((nulls.family == family).sum())))
-    passed = excludes and all(rank <= RANK_LEVEL for rank in ranks.values())
-    return ("effect" if passed else "no effect"), reasons
-
-
-def _rank_reason(family: str, rank: float, draws: int) -> str:
-    floor = rank_floor(draws)
-    names = {"random": "random directions", "shuffled": "vectors of balanced label flips"}
-    beyond = "beyond" if rank <= RANK_LEVEL else "not beyond"
-    reason = f"Rank {rank:.3f} against {draws} {names[family]} (it cannot be below {floor:.3f}): {beyond} this null."
-    return reason if floor <= RANK_LEVEL else reason + " Too few draws for a verdict of effect; use at least 19."
-
-
-def _baseline_reasons(doses: Sequence[float]) -> list[str]:
-    """What is missing where the unsteered model was not measured; no part of the verdict."""
-    if 0 in doses:
-        return []
-    return ["Dose 0 was not among the doses, so nothing here shows the unsteered model, only how doses differ."]
-
-
-def _few_groups_reasons(groups: int, ci: tuple[float, float]) -> list[str]:
-    """A caution for an interval that rests on few groups; no part of the verdict."""
-    if groups >= FEW_GROUPS or math.isnan(ci[0]):
-        return []
-    few = f"with fewer than {FEW_GROUPS} it covers the truth less often than it says"
-    return [f"The interval rests on {groups} groups; {few}."]
-
-
-def _unasked_reasons(families: Collection[str], from_pairs: bool) -> list[str]:
-    """What random directions alone leave open about a vector that labels made; no part of the verdict."""
-    if not from_pairs or "random" not in families or "shuffled" in families:
-        return []
-    return [
-        "Only random directions were asked. The vector comes from pairs, and whether their labels make it, rather than "
-        "their texts, is what label flips ask: controls with shuffled=20, and the pairs."
-    ]
-
-
-def _comparison_reasons(comparisons: Comparisons | None) -> list[str]:
-    if comparisons is None or comparisons.n_tested < 2:
-        return []
-    adjusted = comparisons.adjusted_rank
-    tested = f"{comparisons.n_tested} plans were tested on these items with this metric"
-    if math.isnan(adjusted):
-        return [f"{tested}; this one has no null rank to adjust."]
-    beyond = "within" if adjusted <= RANK_LEVEL else "not within"
-    return [f"{tested}; Holm's adjustment makes its rank {adjusted:.3f}, {beyond} {RANK_LEVEL:g}."]

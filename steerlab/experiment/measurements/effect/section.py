@@ -21,9 +21,16 @@ from steerlab.experiment.blocks import (
 from steerlab.experiment.blocks.material import Material
 from steerlab.experiment.blocks.tables import MISSING, count, table_of
 from steerlab.experiment.measurements.effect.result import Effect
+from steerlab.experiment.measurements.effect.settings import ADJUSTMENTS
 from steerlab.experiment.wording import CONTROL_NAMES, metric_label, number
 
-_TONES = {"effect": "good", "no effect": "neutral", "not tested": "neutral", "collapsed": "bad"}
+_TONES = {
+    "effect": "good",
+    "no effect": "neutral",
+    "inconclusive": "neutral",
+    "not tested": "neutral",
+    "collapsed": "bad",
+}
 _ARMS = {"vector": "the vector"} | CONTROL_NAMES
 
 
@@ -43,9 +50,10 @@ def verdict_sentence(effect: Effect) -> str:
     low, high = (number(end, "+.2f") for end in effect.ci)
     level = f"{100 * effect.settings.level:.0f}\u00a0%"
     rank = f", and its worst rank among control arms is {effect.null_rank:.3f}" if np.isfinite(effect.null_rank) else ""
+    size = "" if np.isnan(effect.margin) else f"; what counts as small is ±{number(effect.margin, '.2f')}"
     return (
         f"{word}: the {metric_label(effect.settings.metric)} changes by {number(effect.slope, '+.2f')} per unit of "
-        f"{effect.settings.axis} ({level} interval {low} to {high}){rank}."
+        f"{effect.settings.axis} ({level} interval {low} to {high}){rank}{size}."
     )
 
 
@@ -89,24 +97,41 @@ def what_was_done(effect: Effect) -> str:
     return (
         f"{first} Control arms ({arms}) ran at the outermost doses within the cost bound, and ranks compare slopes "
         "between those two. Slopes are least-squares fits per item over the doses within the bound; the interval "
-        "resamples items by group."
+        f"{_interval_words(effect)}."
     )
+
+
+def _interval_words(effect: Effect) -> str:
+    return "resamples items by group" if effect.settings.rule == 1 else "is Student's t over the groups of items"
 
 
 def _key_figures(effect: Effect) -> list[tuple[str, str]]:
     unit = f"per unit of {effect.settings.axis}"
     low, high = (_figure(end, "+.2f") for end in effect.ci)
+    inner_low, inner_high = (_figure(end, "+.2f") for end in effect.equivalence_ci)
     figures = [
         (_figure(effect.slope, "+.2f"), f"slope {unit}"),
         (f"{low} … {high}", f"{100 * effect.settings.level:.0f} % interval of the slope"),
+        (f"{inner_low} … {inner_high}", f"{100 * (2 * effect.settings.level - 1):.0f} % interval, for being small"),
+        (f"±{_figure(effect.margin, '.2f')}" if np.isfinite(effect.margin) else MISSING, f"margin: {_margin(effect)}"),
+        (_figure(effect.detectable, ".2f"), "slope found in 80 % of such runs"),
+        (_figure(effect.size_over_items, "+.2f"), "slope over the spread of items"),
+        (_figure(effect.size_over_nulls, ".1f"), "size over the median null slope"),
         (_figure(100 * effect.anti_steerable, ".0f", " %"), "of items are anti-steerable"),
         (_figure(effect.null_rank, ".3f"), "worst null rank"),
         (_figure(effect.curvature, "+.2f"), "curvature per squared unit"),
         (_figure(effect.collapse_dose, "g"), f"{effect.settings.axis} where the cost passes the bound"),
     ]
     if effect.comparisons is not None:
-        figures.append((_figure(effect.adjusted_rank, ".3f"), f"rank adjusted for {effect.comparisons.n_tested} plans"))
+        tested, name = effect.comparisons.n_tested, ADJUSTMENTS[effect.comparisons.adjustment]
+        figures.append((_figure(effect.adjusted_rank, ".3f"), f"rank after {name} for {tested} plans"))
+    if effect.settings.smallest is not None:
+        figures.append((_figure(effect.needed_groups, ".0f"), "groups that would find the smallest slope that matters"))
     return figures
+
+
+def _margin(effect: Effect) -> str:
+    return "the smallest that matters" if effect.settings.smallest is not None else "95 % of random directions"
 
 
 def _figure(value: float, pattern: str, unit: str = "") -> str:
@@ -130,13 +155,15 @@ def _plots(effect: Effect) -> list[Plot]:
             "null-slopes",
             partial(plots.plot_null_slopes, effect),
             plots.describe_null_slopes(effect),
-            "Each dot is one control draw. A draw counts against the vector where it lies beyond either dashed line.",
+            "Each dot is one control draw. A draw counts against the vector where it lies beyond either dashed line. "
+            "The bar is the interval that must lie inside the shaded margin for the slope to be shown to be small.",
         ),
         (
             "item-slopes",
             partial(plots.plot_item_slopes, effect),
             plots.describe_item_slopes(effect),
-            "Each dot is one item. The band is the interval of the mean; items below 0 are moved the wrong way.",
+            "Each dot is one item. The band is the interval of the mean, the dotted lines the margin; items below 0 "
+            "are moved the wrong way.",
         ),
         (
             "cost",

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from steerlab.core.errors import RunError
-from steerlab.experiment.measurements.effect.result import Effect, EffectSettings
+from steerlab.experiment.measurements.effect.result import Effect
+from steerlab.experiment.measurements.effect.settings import EffectSettings
 from steerlab.experiment.store.frames import json_text, read_frame, write_frame
 from steerlab.experiment.store.run_folder import RunFolder, read_bytes, read_json
 from steerlab.steering.plan import Plan
 
 _CHECKED = ("slope", "ci", "curvature", "anti_steerable", "null_ranks", "verdict")
+_CHECKED_SINCE_RULE_2 = ("equivalence_ci", "margin", "detectable", "needed_groups")
 
 
 def write_effect(folder: RunFolder, place: str, measured: tuple[Effect, Plan]) -> None:
@@ -50,7 +52,8 @@ def check_effect(folder: Path) -> None:
     stated, found = file["summary"], _effect(folder, file).summary()
     if (stated["verdict"], found["verdict"]) == ("no effect", "not tested"):
         stated["verdict"] = "not tested"  # what earlier versions called an effect without nulls
-    for name in _CHECKED:
+    later = _CHECKED_SINCE_RULE_2 if found["settings"]["rule"] != 1 else ()
+    for name in (*_CHECKED, *later):
         if not _same(stated[name], found[name]):
             raise RunError(f"it states {name} {stated[name]!r}, and its rows give {found[name]!r}")
 
@@ -63,7 +66,7 @@ def _effect(folder: Path, stated: dict[str, Any]) -> Effect:
         cost=read_frame(folder / "cost.parquet"),
         plan_hash=stated["plan_hash"],
         plan_text=stated["plan_text"],
-        settings=EffectSettings(**stated["settings"]),
+        settings=EffectSettings(**({"rule": 1} | stated["settings"])),  # versions before rule 2 noted none
         provenance=stated["provenance"],
     )
 
@@ -74,5 +77,9 @@ def _same(stated: Any, found: Any) -> bool:
     if isinstance(found, dict):
         return stated.keys() == found.keys() and all(_same(stated[key], found[key]) for key in found)
     if isinstance(found, float):
-        return stated is None if math.isnan(found) else stated is not None and math.isclose(stated, found, rel_tol=1e-9)
+        return (
+            stated is None
+            if not math.isfinite(found)
+            else stated is not None and math.isclose(stated, found, rel_tol=1e-9)
+        )
     return stated == found
