@@ -17,8 +17,8 @@ Perplexity Score Scores SelfCheck SequenceDiagnostics TokenStepDiagnostics Trans
 
 WITH_TEXTS = """
 BaselineComparison BatchedSequences Completion Confirmation ContrastPairs Effect Experiment Explanation Generations
-Interaction JudgeAgreement JudgedTexts Judgements PairJudgements Parity Plan Receipt Receipts Results RubricJudge
-RunComparison Selection SteeringVector Targets TokenView VectorSet Verification
+Interaction JudgeAgreement JudgedTexts Judgements PairJudgements Parity Plan Preregistration Receipt Receipts Results
+RubricJudge RunComparison Selection SteeringVector Targets TokenView VectorSet Verification
 """.split()
 NAMES = sorted([*WITHOUT_TEXTS, *WITH_TEXTS])
 
