@@ -29,8 +29,9 @@ from steerlab.steering.operators.edit import Edit, Norm
 from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.operators.registry import SHIPPED_OPERATORS, operator_from_json, register_operator
 
-SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate, loreft=Loreft)
-SHIPPED_OPERATORS.update(sae_feature=Feature)
+SHIPPED_OPERATORS.update(
+    add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate, loreft=Loreft, sae_feature=Feature
+)
 
 __all__ = [
     "Ablate",
