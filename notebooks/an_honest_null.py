@@ -141,8 +141,8 @@ effect.nulls().round(3)
 # sentences that express a judgement. Against **label flips** it is one of many: other meaningless labels on the same
 # sentences do as much and more. The claim would have been that the labels mean something, and that claim fails.
 #
-# The verdict needs an interval without 0 **and** a rank of at most 0.05 in *every* family, so it is no `effect`. It is not `no effect` either unless the slope is
-# shown to be small; what the design could have seen stands in its reasons.
+# The verdict needs an interval without 0 **and** a rank of at most 0.05 in *every* family, so it is no `effect`. It is
+# not `no effect` either unless the slope is shown to be small; what the design could have seen stands in its reasons.
 #
 # How often does the interval alone mislead? We can ask the same question about each random direction:
 

@@ -41,6 +41,7 @@ from steerlab.engines.lens import hooked_generate as hooked_generate
 from steerlab.engines.loading import load as load
 from steerlab.engines.remote import RemoteEngine as RemoteEngine
 from steerlab.engines.vllm import VLLMEngine as VLLMEngine
+from steerlab.engines.vllm import vllm_config as vllm_config
 from steerlab.experiment import Controls as Controls
 from steerlab.experiment import Effect as Effect
 from steerlab.experiment import Experiment as Experiment

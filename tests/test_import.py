@@ -105,6 +105,7 @@ schedule
 shipped
 show_tokens
 side_by_side
+vllm_config
 when
 where
 """.split()

@@ -144,7 +144,7 @@ class Experiment(Shown):
 
         Examples:
             >>> [effect.verdict for effect in exp.effects]
-            ['inconclusive']
+            ['no effect']
         """
         return [effect for effect, _ in self.results.effects]
 

@@ -17,9 +17,36 @@ Transfer
 """Results that hold numbers and hashes only; of some, the receipts name a vector."""
 
 WITH_TEXTS = """
-BaselineComparison BatchedSequences ChoiceItems Completion Confirmation ContrastPairs Effect Experiment Explanation
-Generations Interaction JudgeAgreement JudgedTexts Judgements PairJudgements Parity Plan ProtocolResult Receipt
-Receipts Results RubricJudge RunComparison Selection SteeringVector Targets TokenView VectorSet Verification
+BaselineComparison
+BatchedSequences
+ChoiceItems
+Completion
+Confirmation
+ContrastPairs
+Effect
+Experiment
+Explanation
+Generations
+Interaction
+JudgeAgreement
+JudgedTexts
+Judgements
+PairJudgements
+Parity
+Plan
+Preregistration
+ProtocolResult
+Receipt
+Receipts
+Results
+RubricJudge
+RunComparison
+Selection
+SteeringVector
+Targets
+TokenView
+VectorSet
+Verification
 """.split()
 NAMES = sorted([*WITHOUT_TEXTS, *WITH_TEXTS])
 

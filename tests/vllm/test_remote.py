@@ -268,7 +268,7 @@ def _running(server):
 
 
 def test_closing_the_connection_ends_the_rows(server, engine):
-    from steerlab.engines.http.frames import CONTENT_TYPE, Frame
+    from steerlab.engines.http.frames import CONTENT_TYPE, Frame, frames_in
 
     content = {
         "prompts": [[5, 6, 7]] * 96,
@@ -281,8 +281,9 @@ def test_closing_the_connection_ends_the_rows(server, engine):
     with httpx.stream(
         "POST", f"{server.url}/steerlab/generate", content=Frame(content).encoded(), headers=headers, timeout=60
     ) as answer:
-        next(answer.iter_bytes())
-        _until(lambda: _running(server) > 0)
+        frames = frames_in(answer.iter_bytes(), 1 << 20)  # dropping it would close the connection
+        progress = next(frame.content for frame in frames if frame.content.get("of"))
+        assert (progress["of"], progress["done"] < 96) == (96, True)
     _until(lambda: _running(server) == 0)
     assert _requests_run(server) - before < 96  # they were ended, and did not run to their end
     assert len(engine.generate("Two plus two", policy=GREEDY, max_new_tokens=4)[0].token_ids) == 4
