@@ -74,6 +74,43 @@ class Mutant:
 
 
 MUTANTS = [
+    # --- judges, baselines, protocols -----------------------------------------------------------------------------
+    Mutant(
+        "a label counts the longer ones that begin with it",
+        "own[max(shorter, key=lambda k: len(ids[k]))] -= shares[longer]",
+        "pass",
+        "tests/measures/test_ratings.py",
+    ),
+    Mutant(
+        "a longer label is taken from every shorter one",
+        "own[max(shorter, key=lambda k: len(ids[k]))] -= shares[longer]",
+        "own[shorter] -= shares[longer]",
+        "tests/measures/test_ratings.py",
+    ),
+    Mutant(
+        "the second order of a pair is read as the first",
+        "shown_first, shown_second = a_first, 1 - b_first",
+        "shown_first, shown_second = a_first, b_first",
+        "tests/scoring/test_judging.py",
+    ),
+    Mutant(
+        "an arm is followed beyond what it cost",
+        "return Crossing(len(costs) - 1, 0.0) if len(costs) and costs[-1] == level else None",
+        "return Crossing(len(costs) - 1, 0.0) if len(costs) else None",
+        "tests/measures/test_equal_cost.py",
+    ),
+    Mutant(
+        "the direction is ablated at the prompt's end only",
+        "Plan(*(ablate(one, where=where.all()) for one in moved))",
+        "Plan(*(ablate(one) for one in moved))",
+        "tests/protocols/test_refusal.py",
+    ),
+    Mutant(
+        "the KL filter lets everything through",
+        '[f"KL above {max_kl:g}"] if kl > max_kl else []',
+        "[]",
+        "tests/protocols/test_refusal.py",
+    ),
     # --- core -----------------------------------------------------------------------------------------------------
     Mutant(
         "seed ignored",
@@ -264,6 +301,7 @@ MUTANTS = [
         "np.unique(np.asarray(groups), return_inverse=True)",
         "np.unique(np.arange(len(values)), return_inverse=True)",
         "tests/measures/test_intervals.py",
+        inside="cluster_standard_error",
     ),
     Mutant(
         "a rank can be zero",
@@ -416,6 +454,24 @@ MUTANTS = [
         "softplus(-beta * gains[0])",
         "softplus(beta * gains[0])",
         "tests/steering/test_bipo.py -k 'loss or prompt'",
+    ),
+    Mutant(
+        "reps rewards the opposite",
+        "softplus(-gain)",
+        "softplus(gain)",
+        "tests/steering/test_learned.py -k 'by_hand'",
+    ),
+    Mutant(
+        "a low-rank edit that forgets the stream",
+        "return self.weight - self.rotation",
+        "return self.weight",
+        "tests/steering/test_low_rank.py",
+    ),
+    Mutant(
+        "an AxBench factor chosen on what is reported",
+        'rows[rows.half == "choose"].groupby',
+        'rows[rows.half == "report"].groupby',
+        "tests/protocols/test_axbench.py -k table",
     ),
     Mutant(
         "bipo without its bound",
@@ -946,6 +1002,31 @@ MUTANTS = [
     ),
     Mutant(
         "a file's paths relative to the caller", "return folder / value", "return value", "tests/cli/test_yaml_file.py"
+    ),
+    # --- over HTTP ------------------------------------------------------------------------------------------------
+    Mutant(
+        "a call sent again under another id",
+        '"x-request-id": name}',
+        '"x-request-id": uuid4().hex}',
+        "tests/engines/test_remote.py",
+    ),
+    Mutant(
+        "half an answer taken for a whole one",
+        "raise CutOffError(",
+        "return; CutOffError(",
+        "tests/engines/test_http.py",
+    ),
+    Mutant(
+        "vectors from outside taken by every server",
+        "if not self.desk.allows_vectors:",
+        "if self.desk is None:",
+        "tests/vllm/test_calls.py",
+    ),
+    Mutant(
+        "a call that nobody waits for runs on",
+        "job.call.cancel()\n\n    def close",
+        "pass\n\n    def close",
+        "tests/vllm/test_call_book.py",
     ),
 ]
 

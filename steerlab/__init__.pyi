@@ -41,6 +41,7 @@ from steerlab.engines.lens import hooked_generate as hooked_generate
 from steerlab.engines.loading import load as load
 from steerlab.engines.remote import RemoteEngine as RemoteEngine
 from steerlab.engines.vllm import VLLMEngine as VLLMEngine
+from steerlab.engines.vllm import vllm_config as vllm_config
 from steerlab.experiment import Controls as Controls
 from steerlab.experiment import Effect as Effect
 from steerlab.experiment import Experiment as Experiment
@@ -75,6 +76,9 @@ from steerlab.steering.explain import explain as explain
 from steerlab.steering.extraction.extract import extract as extract
 from steerlab.steering.extraction.head_ranking import HeadRanking as HeadRanking
 from steerlab.steering.extraction.head_ranking import rank_heads as rank_heads
+from steerlab.steering.extraction.responses import Responses as Responses
+from steerlab.steering.extraction.text_sets import extract_unpaired as extract_unpaired
+from steerlab.steering.feature_activations import FeatureActivations as FeatureActivations
 from steerlab.steering.formats.gguf import export_gguf as export_gguf
 from steerlab.steering.formats.loreft import import_loreft as import_loreft
 from steerlab.steering.formats.sae import import_sae as import_sae
@@ -82,6 +86,7 @@ from steerlab.steering.heads import head_vector as head_vector
 from steerlab.steering.operators import ablate as ablate
 from steerlab.steering.operators import add as add
 from steerlab.steering.operators import clamp as clamp
+from steerlab.steering.operators import feature as feature
 from steerlab.steering.operators import loreft as loreft
 from steerlab.steering.operators import rotate as rotate
 from steerlab.steering.operators import set as set
@@ -90,6 +95,7 @@ from steerlab.steering.plan import Plan as Plan
 from steerlab.steering.positions import schedule as schedule
 from steerlab.steering.positions import where as where
 from steerlab.steering.positions.condition import when as when
+from steerlab.steering.sae import SparseAutoencoder as SparseAutoencoder
 from steerlab.steering.vectors import SteeringVector as SteeringVector
 from steerlab.steering.vectors import VectorSet as VectorSet
 

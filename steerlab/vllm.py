@@ -4,6 +4,6 @@ Examples:
     >>> from steerlab.vllm import RepControl, VLLMEngine  # doctest: +SKIP
 """
 
-from steerlab.engines.vllm import RepControl, SequenceProb, VLLMEngine
+from steerlab.engines.vllm import RepControl, SequenceProb, VLLMEngine, vllm_config
 
-__all__ = ["RepControl", "SequenceProb", "VLLMEngine"]
+__all__ = ["RepControl", "SequenceProb", "VLLMEngine", "vllm_config"]

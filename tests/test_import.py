@@ -26,6 +26,7 @@ Effect
 Engine
 EngineError
 Experiment
+FeatureActivations
 GenerationConfig
 Generations
 HeadRanking
@@ -43,12 +44,14 @@ PromptError
 Receipt
 ReceiptError
 RemoteEngine
+Responses
 RewardError
 RunError
 SamplingPolicy
 Scores
 SequenceDiagnostics
 SequenceProcessor
+SparseAutoencoder
 SteeringVector
 SteerlabError
 TargetError
@@ -74,6 +77,8 @@ dose_slider
 explain
 export_gguf
 extract
+extract_unpaired
+feature
 few_shot
 generate_steered_response
 head_vector
@@ -100,6 +105,7 @@ schedule
 shipped
 show_tokens
 side_by_side
+vllm_config
 when
 where
 """.split()

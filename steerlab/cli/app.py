@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from steerlab.cli import convert, demo, divergence, extract, generate, perplexity, run, score, serve
+from steerlab.cli import convert, demo, divergence, doctor, extract, generate, perplexity, run, score, serve
 from steerlab.cli.console import complain, own_warnings_only
 from steerlab.core.errors import SteerlabError
 
@@ -68,6 +68,7 @@ app.command("divergence")(divergence.divergence)
 app.command("run")(run.run)
 app.command("convert")(convert.convert)
 app.command("serve")(serve.serve)
+app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:

@@ -174,10 +174,15 @@ def _prompts(spec: ExperimentSpec) -> list[str]:
     if spec.generations is None:
         return []
     given = spec.generations.prompts
-    found = [line for line in _lines(read_text(given)) if line.strip()] if isinstance(given, Path) else given
+    found = prompt_lines(given) if isinstance(given, Path) else given
     if not found:
         raise sl.PromptError("There are no prompts; give at least one, or leave generations out.")
     return found
+
+
+def prompt_lines(path: Path) -> list[str]:
+    """The lines of a text file that hold something, a prompt each."""
+    return [line for line in _lines(read_text(path)) if line.strip()]
 
 
 def _lines(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`steerlab run`: an experiment, or a sweep of experiments, that a YAML file describes."""
+"""`steerlab run`: an experiment, a published protocol, or a sweep of experiments, that a YAML file describes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ CpusOption = Annotated[
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="An experiment or a sweep.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="An experiment, a protocol or a sweep.")],
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start anew; otherwise what is finished is kept, not measured again.")
     ] = False,
@@ -27,7 +27,7 @@ def run(
     gpus_per_worker: GpusOption = None,
     cpus_per_worker: CpusOption = None,
 ) -> None:
-    """Run the experiment or the sweep that a YAML file describes.
+    """Run the experiment, the published protocol or the sweep that a YAML file describes.
 
     Run it again after it was interrupted, and it goes on where it stopped.
     """
@@ -37,8 +37,15 @@ def run(
     asked = {"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker}
     given = {name: value for name, value in asked.items() if value is not None}
     _check_options(ray, given)
+    from steerlab.cli.protocol_spec import is_protocol
     from steerlab.cli.sweep_spec import is_sweep, sweep_of
 
+    if is_protocol(data):
+        _only_for_sweeps(file, ray)
+        from steerlab.cli.protocol_runner import protocol_of, run_protocol
+
+        run_protocol(protocol_of(data, file), source=file, overwrite=overwrite)
+        return
     if not is_sweep(data):
         _only_for_sweeps(file, ray)
         from steerlab.cli.runner import run_experiment

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Strict, model_valid
 import steerlab as sl
 from steerlab.cli.options import DEFAULT_MODEL, Position
 from steerlab.experiment.measurements.baselines.arms import PromptArm
+from steerlab.scoring.judging.rubric import RATED, check_places, rubrics_of, scale_of
 
 
 def _as_number(value: Any) -> Any:
@@ -199,8 +200,6 @@ class JudgeSpec(Section):
 
     @model_validator(mode="after")
     def _check_rubric(self) -> Self:
-        from steerlab.scoring.judging.rubric import RATED, check_places, rubrics_of, scale_of
-
         try:
             scale_of(self.scale)
             check_places(rubrics_of(self.rubric), RATED, "given")
@@ -232,7 +231,7 @@ class GenerationsSpec(Section):
 
 
 class BaselinesSpec(Section):
-    """Arms that change the prompt, beside the vector; see `Experiment.baselines`.
+    """Arms that change the prompt; see `Experiment.baselines`.
 
     Attributes:
         prompting: instructions before every prompt, from the mildest to the strongest.
@@ -248,10 +247,8 @@ class BaselinesSpec(Section):
 
     @model_validator(mode="after")
     def _check_arms(self) -> Self:
-        if self.prompting is None and self.few_shot is None:
-            raise ValueError("needs 'prompting' or 'few_shot'")
-        if self.numbers is not None and self.few_shot is None:
-            raise ValueError("'numbers' counts examples; there is no 'few_shot'")
+        if self.few_shot is None and (self.prompting is None or self.numbers is not None):
+            raise ValueError("needs 'prompting' or 'few_shot', and for 'numbers' the latter")
         try:
             self.arms()
         except sl.InputError as error:
@@ -260,8 +257,8 @@ class BaselinesSpec(Section):
 
     def arms(self) -> list[PromptArm]:
         """The arms."""
-        instructed = [] if self.prompting is None else [sl.prompting(self.prompting)]
-        return instructed if self.few_shot is None else [*instructed, sl.few_shot(self.few_shot, self.numbers)]
+        told = [] if self.prompting is None else [sl.prompting(self.prompting)]
+        return told if self.few_shot is None else [*told, sl.few_shot(self.few_shot, self.numbers)]
 
 
 class SelfcheckSpec(Section):

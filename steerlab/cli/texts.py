@@ -119,7 +119,7 @@ def opened(
             os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
         options: dict[str, Any] = {"quantization": quantization, "max_model_len": max_model_len}
         given = {name: value for name, value in options.items() if value is not None}
-        layers = sorted({point.layer for point in plan.hook_points}) if plan is not None else [0]
+        layers = sorted({point.layer for point in plan.hook_points}) if plan is not None else []
         with sl.VLLMEngine(
             model,
             layers=layers,

@@ -14,6 +14,7 @@ from steerlab.core.characters import half_character
 from steerlab.core.files import read_text
 
 _Spec = TypeVar("_Spec", bound=BaseModel)
+_Placed = TypeVar("_Placed", bound=Section)
 
 
 def read_spec(path: Path) -> ExperimentSpec:
@@ -40,7 +41,7 @@ def experiment_of(data: dict[Any, Any], path: Path, *, key: str | None = None) -
         DataError: for a key that is unknown, missing or of the wrong kind.
     """
     place = f"{path}" if key is None else f"{path}: {key}"
-    return _relative_to(path.parent, checked(ExperimentSpec, data, place))
+    return relative_to(path.parent, checked(ExperimentSpec, data, place))
 
 
 def checked(kind: type[_Spec], data: dict[Any, Any], place: str) -> _Spec:
@@ -117,9 +118,10 @@ def read_mapping(path: Path) -> dict[Any, Any]:
 # --- paths --------------------------------------------------------------------------------------------------------
 
 
-def _relative_to(folder: Path, spec: ExperimentSpec) -> ExperimentSpec:
-    moved: ExperimentSpec = _moved(spec, folder)
-    return moved.model_copy(update={"model": model_from(folder, spec.model)})
+def relative_to(folder: Path, spec: _Placed) -> _Placed:
+    """A specification with every path in it, and a model that is a folder, counted from a folder."""
+    moved: Any = _moved(spec, folder)
+    return moved.model_copy(update={"model": model_from(folder, moved.model)})
 
 
 def model_from(folder: Path, model: str) -> str:
@@ -135,7 +137,7 @@ def _moved(value: Any, folder: Path) -> Any:
         changes = {name: _moved(getattr(value, name), folder) for name in type(value).model_fields}
         changed = {name: new for name, new in changes.items() if new is not getattr(value, name)}
         return value.model_copy(update=changed) if changed else value
-    if isinstance(value, dict) and any(isinstance(part, Section) for part in value.values()):
+    if isinstance(value, dict) and any(isinstance(part, Section | Path) for part in value.values()):
         return {name: _moved(part, folder) for name, part in value.items()}
     return value
 

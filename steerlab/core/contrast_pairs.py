@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steerlab.core.ab_questions import read_ab_questions
 from steerlab.core.characters import check_whole
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
@@ -132,6 +133,27 @@ class ContrastPairs(Shown):
         """
         rows = of_split(read_jsonl(path), split, path, "contrast pairs")
         return cls._from_places(rows, positive, negative, group)
+
+    @classmethod
+    def from_ab_questions(cls, path: str | Path, *, chat: bool = False, split: str | None = None) -> "ContrastPairs":
+        """Pairs of one question each with the two letters for an answer, to be read at the letter, the last token.
+
+        Each pair is its own group.
+
+        Args:
+            path: a JSON array (or JSON lines) of objects with `question`, `answer_matching_behavior` and
+                `answer_not_matching_behavior`, such as "(A)".
+            chat: as a chat, with the answer begun by the assistant, rather than as text.
+            split: keep only rows whose `split` field equals this; None keeps all.
+
+        Raises:
+            DataError: with file and line, for a row that lacks a field, or whose answers are no two letters.
+
+        Source:
+            Rimsky et al. 2023 (arXiv:2312.06681), section 3.
+        """
+        found = read_ab_questions(path, split)
+        return cls.from_lists([q.prompt(q.matching, chat) for q in found], [q.prompt(q.other, chat) for q in found])
 
     @classmethod
     def from_csv(

@@ -16,7 +16,12 @@ def quantisation(config: Any, method: str | None = None) -> str:
         'gptq 4-bit'
         >>> quantisation(SimpleNamespace())
         'none'
+        >>> quantisation(SimpleNamespace(dequantised_from="GGUF Q4_1 × 210, F32 × 61"))
+        'dequantised from GGUF Q4_1 × 210, F32 × 61'
     """
+    source = getattr(config, "dequantised_from", None)
+    if source is not None:
+        return f"dequantised from {source}"
     stated = getattr(config, "quantization_config", None) or {}
     known = stated if isinstance(stated, dict) else vars(stated)
     used = method or known.get("quant_method") or ("quantised" if stated else None)

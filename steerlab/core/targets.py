@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steerlab.core.ab_questions import read_ab_questions
 from steerlab.core.characters import check_whole
 from steerlab.core.errors import DataError
 from steerlab.core.hashing import content_hash
@@ -129,6 +130,26 @@ class Targets(Shown):
             DataError: with file and line, for a bad row, or if no row is left.
         """
         return cls._from_places(of_split(read_jsonl(path), split, path, "targets"))
+
+    @classmethod
+    def from_ab_questions(cls, path: str | Path, *, chat: bool = False, split: str | None = None) -> "Targets":
+        """Items of one question each: the letter of the answer that shows the behaviour, against the other letter.
+
+        The prompt ends in the bracket before the letter, so that what is scored is the answer's token alone.
+
+        Args:
+            path: as for `ContrastPairs.from_ab_questions`.
+            chat: as a chat, with the answer begun by the assistant, rather than as text.
+            split: keep only rows whose `split` field equals this; None keeps all.
+
+        Raises:
+            DataError: with file and line, for a row that lacks a field, or whose answers are no two letters.
+        """
+        return cls.from_records(
+            {"prompt": question.prompt("", chat), "target": letter, "label": label}
+            for question in read_ab_questions(path, split)
+            for letter, label in ((question.matching, 1), (question.other, -1))
+        )
 
     @classmethod
     def from_csv(cls, path: str | Path, *, split: str | None = None) -> "Targets":

@@ -65,9 +65,9 @@ def load(  # the backends explain arguments that they do not have
     """A model, ready to generate, score and capture: on TransformerLens, inside vLLM, or on a server.
 
     Args:
-        model: an alias (`smollm2-135m`), a model directory or a hub id; on TransformerLens also a loaded
-            TransformerBridge, which is used as it is. The address of a `steerlab serve`, http://…, gives a
-            `RemoteEngine`, which takes `api_key` and `patience`.
+        model: an alias (`smollm2-135m`), a model directory, a GGUF file (dequantised into the cache, once) or a hub
+            id; on TransformerLens also a loaded TransformerBridge, which is used as it is. The address of a
+            `steerlab serve`, http://…, gives a `RemoteEngine`, which takes `api_key` and `patience`.
         dtype: of weights and activations: `float32`, `bfloat16`, `float16` or `float64`. By default `float32` on
             TransformerLens; on vLLM the weights' own, but half precision for float32 weights.
         device: (lens) where to put the model; by default the first GPU, else the CPU.
@@ -78,7 +78,7 @@ def load(  # the backends explain arguments that they do not have
             it is read again from where it came from.
         batch_tokens: (lens) tokens per forward pass, padding included, 4096 by default; lower it if memory is short.
         backend: `lens` for TransformerLens, `vllm` for vLLM.
-        layers: (vllm) the layers that plans edit or that are read: "all", an index or several.
+        layers: (vllm) the layers that plans edit or that are read: "all", an index or several; `[]` for none.
         **vllm_options: (vllm) further arguments of `VLLMEngine`, and of `vllm.LLM`.
 
     Raises:
@@ -120,7 +120,9 @@ def load(  # the backends explain arguments that they do not have
         if name in given:
             raise InputError(f"{name}= belongs to backend='lens'; on vLLM {instead}.")
     if layers is None:
-        raise InputError("vLLM wires the layers that can be steered when it starts: pass layers=, e.g. layers=[14].")
+        raise InputError(
+            "vLLM wires the layers that can be steered when it starts: pass layers=, e.g. layers=[14], or [] for none."
+        )
     from steerlab.engines.vllm import VLLMEngine
 
     return VLLMEngine(model, layers=layers, **given, **vllm_options)

@@ -409,8 +409,9 @@ class Experiment(Shown):
     ) -> BaselineComparison:
         """What instructions or examples before the prompt do on the items of an effect, compared at equal cost.
 
-        The cost of an arm is what it does to the perplexity of neutral text: the plan's, or the text's before it. Of
-        the vector the doses from 0 up are compared (from 0 down if there are no others).
+        The cost of an arm is what it does to the perplexity of neutral text: of a plan against no plan, of words before
+        it against neutral prose of as many tokens in their place. Of the vector the doses from 0 up are compared (from
+        0 down if there are no others).
 
         Args:
             effect: an effect of this experiment, with dose 0; its items, neutral texts and doses are used.

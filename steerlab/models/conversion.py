@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from steerlab.core.errors import InputError
 from steerlab.models.cache import cache_root
@@ -66,7 +67,7 @@ def convert_once(alias: str, gguf: Path) -> Path:
     """
     target = prepared_directory(alias)
     try:
-        _build_under_lock(target, lambda build: _convert(gguf, build))
+        build_under_lock(target, lambda build: _convert(gguf, build))
     except OSError as error:
         raise InputError(
             f"The model {alias!r} cannot be prepared in {target.parent} ({error}); "
@@ -75,7 +76,13 @@ def convert_once(alias: str, gguf: Path) -> Path:
     return target
 
 
-def _build_under_lock(target: Path, build: Callable[[Path], dict]) -> None:
+def build_under_lock(target: Path, build: Callable[[Path], dict]) -> None:
+    """Builds a directory unless it is there whole; killed or failed builds leave none.
+
+    Args:
+        target: the directory.
+        build: fills a temporary one beside it, and returns the note that marks it as finished.
+    """
     from filelock import FileLock
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,15 +127,22 @@ def _convert(gguf: Path, directory: Path) -> dict:
 def _save_weights(gguf: Path, directory: Path) -> None:
     """Saves the weights in float32, with the configuration of a model that never was quantised."""
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    save_plain(AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32), directory)
+
+
+def save_plain(quantised: Any, directory: Path) -> None:
+    """Saves a model that was read from a GGUF file as one that never was quantised; it would refuse to save itself."""
+    import torch
+    from transformers import GenerationConfig
+
     config = quantised.config
     for stale in ("quantization_config", "_model_name_or_path"):  # the second is the GGUF's title, not a path
         vars(config).pop(stale, None)
     config.name_or_path = ""
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = type(quantised)(config)
     model.load_state_dict(quantised.state_dict(), strict=True, assign=True)
     model.tie_weights()
     # As on the hub, only <|im_end|> ends a text: <|endoftext|> separates documents of the pre-training data, and is no

@@ -7,6 +7,7 @@ from typing import Literal
 
 from steerlab.core.errors import ModelNotFoundError
 from steerlab.models.conversion import convert_once, packaged_gguf, prepared_directory, read_marker
+from steerlab.models.gguf_file import SUFFIX, convert_file
 from steerlab.models.hashing import weight_files
 from steerlab.models.hub import download
 
@@ -41,7 +42,7 @@ def resolve(name: str | Path, *, revision: str | None = None) -> ResolvedModel:
     (converted now), the hub's model. Asking for a revision means the hub.
 
     Args:
-        name: An alias, a local model directory or a hub id.
+        name: An alias, a local model directory, a GGUF file or a hub id. The file is dequantised into the cache, once.
         revision: A branch, tag or commit on the hub.
 
     Returns:
@@ -121,8 +122,13 @@ def _from_alias(alias: str, revision: str | None) -> ResolvedModel:
 def _from_directory(name: str, path: Path, revision: str | None) -> ResolvedModel:
     if revision is not None:
         raise ModelNotFoundError(f"{name!r} is a local path, which has no revision {revision!r}; leave revision out.")
+    if path.suffix == SUFFIX and path.is_file():
+        directory, digest = convert_file(path.absolute())
+        return ResolvedModel(name, directory, f"gguf-{digest}", "prepared")
     if not path.is_dir():
-        raise ModelNotFoundError(f"{name!r} is a file; a model is a directory with config.json, weights and tokenizer.")
+        raise ModelNotFoundError(
+            f"{name!r} is a file; a model is a directory with config.json, weights and tokenizer, or a .gguf file."
+        )
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(f"The directory {name!r} has no config.json, so it is not a model directory.")
     if not weight_files(path):

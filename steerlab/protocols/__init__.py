@@ -1,7 +1,23 @@
 """Published protocols, each a function of an experiment: on any engine, resumable, its table in the paper's shape."""
 
 from steerlab.experiment.measurements.protocols import ProtocolResult
+from steerlab.protocols.axbench import axbench
+from steerlab.protocols.axbench_data import Concept, read_concepts, read_instructions
+from steerlab.protocols.caa import against_published, caa
 from steerlab.protocols.choices import ChoiceItems
+from steerlab.protocols.refusal import ablation_everywhere, refusal
 from steerlab.protocols.steerability import steerability
 
-__all__ = ["ChoiceItems", "ProtocolResult", "steerability"]
+__all__ = [
+    "ChoiceItems",
+    "Concept",
+    "ProtocolResult",
+    "ablation_everywhere",
+    "against_published",
+    "axbench",
+    "caa",
+    "read_concepts",
+    "read_instructions",
+    "refusal",
+    "steerability",
+]

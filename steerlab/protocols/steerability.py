@@ -10,11 +10,12 @@ import pandas as pd
 from steerlab.core.arguments import explains_arguments
 from steerlab.core.errors import InputError
 from steerlab.core.hook_points import resolve_layers
-from steerlab.core.numbers import as_list, as_number, check_flag, shown
+from steerlab.core.numbers import check_flag, shown
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
 from steerlab.experiment.store.run import Run
 from steerlab.measures.intervals import cluster_bootstrap_mean, least_squares_slopes
+from steerlab.protocols.arguments import behaviours_of, multipliers_of
 from steerlab.protocols.choices import ChoiceItems
 from steerlab.protocols.recording import kept, margins, run_of
 from steerlab.steering.operators import add
@@ -89,7 +90,7 @@ def steerability(
         Tan et al. 2024, sections 3 and 4.
     """
     run = run_of(exp)
-    found, factors = _behaviours(behaviours), _multipliers(multipliers)
+    found, factors = behaviours_of(behaviours), multipliers_of(multipliers)
     variants, as_chat = [_Prompt("plain"), *_prompts(prompts)], check_flag(chat, "chat")
     wanted = resolve_layers(layers, run.session.info.n_layers)
     settings = {
@@ -193,24 +194,6 @@ def _sentences(table: pd.DataFrame) -> tuple[str, ...]:
         f"{row['sd_items']:.3f}, {row['anti_steerable']:.0%} of {row['items']} items anti-steerable."
         for row in table.to_dict("records")
     )
-
-
-def _behaviours(behaviours: Any) -> dict[str, ChoiceItems]:
-    good = isinstance(behaviours, Mapping) and behaviours
-    if not good or not all(isinstance(items, ChoiceItems) for items in behaviours.values()):
-        raise InputError(
-            "behaviours are questions by name, {'survival': ChoiceItems.from_jsonl(…)}, at least one; got "
-            f"{shown(behaviours)}."
-        )
-    return {str(name): items for name, items in behaviours.items()}
-
-
-def _multipliers(multipliers: Any) -> list[float]:
-    found = [as_number(one) for one in as_list(multipliers) or ()]
-    numbers = sorted({one for one in found if one is not None})
-    if len(numbers) < 2 or len(numbers) < len(found):
-        raise InputError(f"multipliers are two or more distinct finite numbers, got {shown(multipliers)}.")
-    return numbers
 
 
 def _prompts(prompts: Any) -> list[_Prompt]:

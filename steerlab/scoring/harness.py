@@ -342,7 +342,7 @@ def _engine(arguments: dict[str, Any], plan: Plan | None, device: str | None) ->
     if kind == "vllm":
         from steerlab.engines.vllm import VLLMEngine
 
-        layers = sorted({point.layer for point in plan.hook_points}) if plan is not None else [0]
+        layers = sorted({point.layer for point in plan.hook_points}) if plan is not None else []
         return VLLMEngine(model, **{"layers": layers, **arguments})
     from steerlab.engines.lens import load
 

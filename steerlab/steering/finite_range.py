@@ -75,7 +75,7 @@ def _reach(edit: Edit) -> _Reach:
         constant = edit.operator.constant(along)
         gain, added = (1.0, 0.0) if constant is None else (0.0, float(constant.double().norm()))
         widest = 1.0
-    moved = added * max(peak, 1.0) + (peak * gain * typical if peak > _ORDINARY_FACTOR else 0.0)
+    moved = added * max(peak, 1.0) + (peak * gain * typical if peak * gain > _ORDINARY_FACTOR else 0.0)
     return _Reach(moved, moved * widest)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -78,6 +79,19 @@ class LowRank:
     def change(self, h: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Δ(h), float32."""
         return (h.float() @ self.read.T + self.bias) @ self.rotation
+
+    def turned(self, rng: np.random.Generator) -> "LowRank":
+        """The same edit in a stream that is rotated at random: what it does to other directions than its own.
+
+        R and W are turned together by a rotation drawn from all alike, so that everything between them is kept.
+        """
+        rows = torch.cat([self.rotation, self.weight]).double()
+        _, sizes, axes = torch.linalg.svd(rows, full_matrices=False)
+        axes = axes[sizes > 1e-6 * sizes[0]]
+        drawn = torch.from_numpy(rng.standard_normal((self.d_model, len(axes))))
+        basis, corner = torch.linalg.qr(drawn)
+        turned = (rows @ axes.T @ (basis * corner.diagonal().sign()).T).float()
+        return LowRank(turned[: self.rank], turned[self.rank :], self.bias)
 
     @property
     def hash(self) -> str:

@@ -52,6 +52,7 @@ class VectorCard:
         versions: library versions it was made with.
         notes: further remarks.
         chat: whether strings were read as user turns of a chat.
+        responses: how the model's own responses were drawn, where they were read.
         training: how a vector was trained, for methods that learn one by gradient: settings, losses on held-out items,
             steps, tokens and seconds, and what the method learned beside the vector.
     """
@@ -71,6 +72,7 @@ class VectorCard:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: str | None = None
     chat: bool = False
+    responses: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -88,6 +90,8 @@ class VectorCard:
         entries = asdict(self) | {"versions": dict(self.versions)}
         if not self.chat:
             del entries["chat"]  # absent means no
+        if self.responses is None:
+            del entries["responses"]
         if self.training is None:
             del entries["training"]
         return entries

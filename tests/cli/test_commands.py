@@ -120,6 +120,20 @@ def test_score(steerlab, extracted, data, tiny_llama_path, tiny_llama_engine):
 
 
 @pytest.mark.slow
+def test_doctor(steerlab, tiny_llama_path, tiny_gpt2_path):
+    shown = steerlab("doctor", tiny_llama_path).out
+    assert "Llama 1–3, SmolLM2 (llama)" in shown
+    assert "no on fast: quantised weights run on the bridge" in shown
+    assert "streams, steered" in shown
+    assert "differs" not in shown
+    found = json.loads(steerlab("doctor", tiny_gpt2_path, "--json").out)
+    assert found["family"] == "gpt2"
+    assert found["table"]["bridge"]["edit"] == {"state": "checked", "note": "lens"}
+    assert {one["state"] for one in found["findings"]} == {"same"}
+    assert [one["engine"] for one in found["findings"]] == ["bridge"] * 5 + ["fast"]
+
+
+@pytest.mark.slow
 def test_perplexity(steerlab, extracted, tmp_path, tiny_llama_path, tiny_llama_engine):
     text = "The ferry leaves the harbour at seven, and the bread was stale.\n"
     (tmp_path / "a.txt").write_text(text)

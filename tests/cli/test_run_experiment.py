@@ -117,7 +117,7 @@ def test_the_documentation_names_every_key():
         ({"vector.pairs": {"pth": "a"}}, "unknown key 'vector.pairs.pth'; did you mean 'vector.pairs.path'? Its value"),
         ({"selfcheck": {"alow_failure": True}}, "did you mean 'selfcheck.allow_failure'? Its value is True."),
         ({"selfcheck": "no"}, "selfcheck: must hold keys (run, allow_failure, tolerance), got 'no'."),
-        ({"baselines": {"ratios": [1.1]}}, "baselines: needs 'prompting' or 'few_shot'."),
+        ({"baselines": {"ratios": [1.1]}}, "baselines: needs 'prompting' or 'few_shot'"),
         ({"baselines": {"few_shot": ["a"], "numbers": [2]}}, "baselines: numbers are from 1 to 1"),
         ({"generations": {"prompts": ["a"], "judge": {"rubric": "Rate it."}}}, "no place for what is judged"),
         ({"confirm": True}, "'confirm' measures what 'select' chose; there is no 'select'."),

@@ -4,6 +4,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import steerlab as sl
 from steerlab.core.engine import Engine
 
@@ -20,7 +22,7 @@ def one_of_each(engine: Engine, folder: Path, text: str = EVIL) -> dict[str, Any
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few draws, and pairs that are not held out: it is the looks that matter
-        return _of_engine(engine, text) | _of_experiment(engine, folder, text) | _of_sequences(engine, text)
+        return _of_engine(engine, folder, text) | _of_experiment(engine, folder, text) | _of_sequences(engine, text)
 
 
 def data(text: str) -> tuple[sl.ContrastPairs, sl.Targets, sl.Targets]:
@@ -44,7 +46,7 @@ def data(text: str) -> tuple[sl.ContrastPairs, sl.Targets, sl.Targets]:
     return pairs, first, second
 
 
-def _of_engine(engine: Engine, text: str) -> dict[str, Any]:
+def _of_engine(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
     pairs, targets, _ = data(text)
     vectors = _named(sl.extract(engine, pairs, layers=[0, 1]), text)
     vector = vectors[1]
@@ -76,6 +78,7 @@ def _of_engine(engine: Engine, text: str) -> dict[str, Any]:
         sl.divergence(engine, engine, f"{text} the cat ran home", plan_a=plan),
         sl.show_tokens(engine, prompts, plan=plan),
         sl.rank_heads(engine, pairs, layers=[0, 1], folds=2),
+        *_features(engine, prompts, folder),
         *_judged(engine, text),
     ]
     return {type(one).__name__: one for one in shown}
@@ -85,6 +88,15 @@ def _judged(engine: Engine, text: str) -> list[Any]:
     judge = sl.judge(engine, f"{text} {{text}} Rating:")
     compared = sl.judge(engine, f"{text} {{a}} {{b}} Better:", {"1": 1, "2": 0}).compare([text], ["other"])
     return [judge, judge.rate([text, "other"]), compared, judge.agreement([text, "other"], labels=["0", "1"])]
+
+
+def _features(engine: Engine, prompts: list[str], folder: Path) -> list[Any]:
+    rng = np.random.default_rng(0)
+    shapes = {"W_enc": (engine.info.d_model, 8), "W_dec": (8, engine.info.d_model), "b_enc": 8, "threshold": 8}
+    path = folder / "params.npz"
+    np.savez(path, **{name: rng.normal(size=shape) for name, shape in shapes.items()})
+    sae = sl.import_sae(path, hook_point="blocks.1.hook_resid_post", model="a model")
+    return [sae, sae.activations(engine, prompts, [1, 5])]
 
 
 def _named(vectors: sl.VectorSet, text: str) -> sl.VectorSet:
@@ -117,6 +129,10 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
     moved = exp.transfer(plan, held_out, [0, 0.2])
     judge = sl.judge(engine, f"{text} {{text}} Rating:")
     exp.generate(plan, [f"{text} the cat"], doses=[0, 0.2], max_new_tokens=4, judge=judge)
+    asked = [f"{text} {k}?" for k in range(6)]
+    answers = {"answer_matching_behavior": " (A)", "answer_not_matching_behavior": " (B)"}
+    items = sl.protocols.ChoiceItems.from_records([{"question": one, **answers} for one in asked])
+    protocol = sl.protocols.caa(exp, {text: items}, layers=1, multipliers=[0, 1], held_out=0.5)
     same = exp.parity(plan, [f"{text} the cat"], against=engine, max_new_tokens=4)
     other_run = sl.Experiment("one-of-each-2", engine, root=folder, seed=1)
     other_run.effect(plan, targets, [0, 0.2], controls=sl.Controls(random=2), neutral=[f"{text} a text"])
@@ -133,6 +149,8 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         same,
         exp.results.judgements[0],
         beside,
+        items,
+        protocol,
         exp.verify(n=0),
         sl.compare(exp, other_run),
     ]

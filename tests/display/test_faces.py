@@ -10,15 +10,16 @@ from tests.display.one_of_each import EVIL, one_of_each
 from tests.display.test_display import Reader
 
 WITHOUT_TEXTS = """
-Activations DiagnosticsPack DiagnosticsResults Diagnostics Divergence HeadRanking LensEngine LogprobResults ModelInfo
-Perplexity Score Scores SelfCheck SequenceDiagnostics TokenStepDiagnostics Transfer
+Activations DiagnosticsPack DiagnosticsResults Diagnostics Divergence FeatureActivations HeadRanking LensEngine
+LogprobResults ModelInfo Perplexity Score Scores SelfCheck SequenceDiagnostics SparseAutoencoder TokenStepDiagnostics
+Transfer
 """.split()
 """Results that hold numbers and hashes only; of some, the receipts name a vector."""
 
 WITH_TEXTS = """
-BaselineComparison BatchedSequences Completion Confirmation ContrastPairs Effect Experiment Explanation Generations
-Interaction JudgeAgreement JudgedTexts Judgements PairJudgements Parity Plan Preregistration Receipt Receipts Results
-RubricJudge RunComparison Selection SteeringVector Targets TokenView VectorSet Verification
+BaselineComparison BatchedSequences ChoiceItems Completion Confirmation ContrastPairs Effect Experiment Explanation
+Generations Interaction JudgeAgreement JudgedTexts Judgements PairJudgements Parity Plan Preregistration ProtocolResult
+Receipt Receipts Results RubricJudge RunComparison Selection SteeringVector Targets TokenView VectorSet Verification
 """.split()
 NAMES = sorted([*WITHOUT_TEXTS, *WITH_TEXTS])
 

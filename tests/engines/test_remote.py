@@ -89,6 +89,7 @@ def server(tmp_path_factory):
     served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     served.engine, served.faults, served.ids, served.seen = engine, [], [], Counter()
     served.described = {"model": asdict(engine.info), "traits": asdict(engine.traits), "tokenizer": DIGEST}
+    served.described |= {"max_bytes": 100_000, "sites": ["resid_post"]}
     files = {path.name: base64.b64encode(path.read_bytes()).decode() for path in folder.iterdir()}
     served.tokenizer = {"hash": DIGEST, "files": files}
     thread = threading.Thread(target=served.serve_forever, daemon=True)
@@ -187,6 +188,13 @@ def test_bad_input_is_refused_before_anything_is_sent(server, engine):
         engine.capture(PROMPTS, layers=99)
     with pytest.raises(sl.VectorShapeError):
         engine.score(PROMPTS, TARGETS, plan=sl.Plan(sl.add(sl.SteeringVector.from_tensor([1.0] * 31, layer=1), coef=1)))
+    with pytest.raises(sl.InputError, match="100,000; send "):
+        engine.score(["a" * 100_000], [["b"]])
+    with pytest.raises(sl.PlanError, match="--layers 0,1,2 --sites resid_post"):
+        engine.check_wired(
+            sl.Plan(sl.add(sl.SteeringVector.from_tensor([1.0] * 32, layer=0, site="resid_pre"), coef=1))
+        )
+    engine.check_wired(plan())
     with pytest.raises(TypeError, match="temperature"):
         engine.generate(PROMPTS, temperature=1.0)
     assert server.ids == []

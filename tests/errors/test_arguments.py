@@ -88,5 +88,5 @@ def test_a_plain_vllm_engine_is_refused_by_name():
 
         def score(self): ...
 
-    with pytest.raises(sl.InputError, match=r"SequenceProb takes a sl\.VLLMEngine, got LLM"):
+    with pytest.raises(sl.InputError, match=r"SequenceProb takes a sl\.VLLMEngine, or a vllm\.LLM .*; got LLM"):
         check_vllm_engine(LLM(), "SequenceProb")

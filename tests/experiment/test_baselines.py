@@ -9,13 +9,13 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.experiment.measurements.baselines.measure import text_nlls_after
+from steerlab.experiment.measurements.baselines.measure import neutral_lead, text_nlls_after
 from steerlab.measures.intervals import cluster_bootstrap_mean
 from steerlab.scoring import text_nlls
 from tests.experiment.data import TARGETS, TEXTS
 
 ARMS = [
-    sl.prompting(["the bird came back", "the bird came back and the fish swam on", "a dog stood up " * 4]),
+    sl.prompting(["0 1 2 3", "Please be happy now", "Be kind."]),
     sl.few_shot(["the cat ran home", "a fish swam by", "a dog sat down"], [1, 3], separator=" "),
 ]
 
@@ -77,7 +77,9 @@ def test_the_cost_of_words_is_what_they_do_to_the_same_tokens(found, tiny_llama_
     before, plain = text_nlls_after(engine, arm.before(2), TEXTS), text_nlls(engine, TEXTS)
     assert [len(text) for text in before] == [len(text) for text in plain]
     assert text_nlls_after(engine, "", TEXTS)[0] == pytest.approx(plain[0], abs=1e-5)
-    whole = np.concatenate(before).mean() - np.concatenate(plain).mean()
+    stand_in = neutral_lead(engine, arm.before(2), arm.separator)
+    neutral = text_nlls_after(engine, stand_in, TEXTS)
+    whole = np.concatenate(before).mean() - np.concatenate(neutral).mean()
     assert point.ppl_ratio == pytest.approx(math.exp(whole), rel=1e-5)
     # one text by hand: all ids in a row, the words' and then the text's own without a second BOS
     tokenizer = engine.tokenizer
@@ -85,6 +87,19 @@ def test_the_cost_of_words_is_what_they_do_to_the_same_tokens(found, tiny_llama_
     own = own[1:] if own[0] == tokenizer.bos_token_id else own
     scored = engine.score([lead], [[own]])[0].token_log_probs[-len(before[0]) :]
     assert before[0] == pytest.approx(-np.array(scored), abs=1e-5)
+
+
+def test_neutral_prose_stands_in_for_words_token_by_token(tiny_llama_engine):
+    tokenizer = tiny_llama_engine.tokenizer
+    for text in ("the bird came back\n\n", "a dog stood up " * 400):
+        separator = "\n\n" if text.endswith("\n") else ""
+        found, wanted = neutral_lead(tiny_llama_engine, text, separator), tokenizer(text)["input_ids"]
+        assert len(found) == len(wanted)
+        prose = tokenizer(sl.shipped.reference_text())["input_ids"]
+        end = tokenizer(separator, add_special_tokens=False)["input_ids"] if separator else []
+        shared = min(len(prose), len(found) - len(end))
+        assert found[:shared] == prose[:shared]
+        assert found[len(found) - len(end) :] == end
 
 
 def test_at_equal_cost_every_arm_is_interpolated_by_hand(found):
@@ -130,7 +145,7 @@ def test_it_is_kept_reported_and_not_measured_again(experiment, effect, found, t
     pd.testing.assert_frame_equal(loaded.at(1.01), found.at(1.01))
     report = experiment.report(tmp_path / "report.md").read_text()
     assert "Against prompting, at equal cost" in report
-    assert "the bird came back and the fish swam on" in report
+    assert "Please be happy now" in report
     assert experiment.verify(n=100).ok
 
 

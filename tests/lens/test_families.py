@@ -19,7 +19,7 @@ from steerlab.runtime.rows import Rows, left_padded
 from steerlab.steering.positions.where import RowPositions
 from steerlab.steering.run import PlanRun
 from tests.lens.helpers import random_vector
-from tests.tiny_models import FAMILIES, save_tiny
+from tests.tiny_models import FAMILIES, build_tiny_family, save_tiny
 
 GREEDY = sl.SamplingPolicy.greedy()
 SHORT, LONG = [5, 60, 7, 90], [12, 200, 31, 44, 5, 66, 71, 80, 99, 140, 11]
@@ -264,27 +264,77 @@ def test_padding_on_either_side_and_no_cache_change_nothing(family, name, use_ca
 # --- what cannot run fast -----------------------------------------------------------------------------------------
 
 
+def _shifted(module):
+    """A layer that adds something to what it puts out."""
+    module.register_forward_hook(lambda _, __, output: output + 0.1)
+
+
+def _deaf(module):
+    """A layer that does not hear what hooks that come later change."""
+    forward = module.forward
+    module.forward = lambda hidden_states, *args, **kwargs: forward(hidden_states.detach().clone(), *args, **kwargs)
+    module.register_forward_hook = lambda hook, **_: type(module).register_forward_hook(
+        module, lambda m, given, output: (hook(m, given, output), None)[1]
+    )
+
+
 @pytest.fixture
-def unchecked(tmp_path):
-    """A tiny model of a family that nobody compared."""
+def different(tmp_path):
+    """A tiny model whose unhooked copy has a fault."""
+    with sl.load(build_tiny_family(tmp_path, "llama"), device="cpu") as engine:
+        _shifted(backends.unhooked_model_of(engine.model).of(engine.model.blocks[1]))
+        yield engine
+
+
+def test_a_model_that_differs_runs_on_the_bridge_and_says_so_once(different):
+    plan = adding(different, 1)
+    with pytest.warns(UserWarning, match=r"comparison on this model.*bridge in the unedited.*bridge engine") as caught:
+        first = different.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=4)
+    assert len(caught) == 1
+    second = different.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=4)
+    assert first.engine == second.engine == "bridge"
+    for engine in ("fast", "compiled"):
+        with pytest.raises(InputError, match=rf"engine='{engine}' cannot run here: A short comparison on this model"):
+            different.generate(PROMPTS, engine=engine, max_new_tokens=4)
+    with pytest.raises(InputError, match="auto, bridge, fast, compiled"):
+        different.generate(PROMPTS, engine="quick", max_new_tokens=4)
+
+
+def test_a_model_whose_hooks_never_fire_is_different(tmp_path):
+    with sl.load(build_tiny_family(tmp_path, "openai-gpt"), device="cpu") as engine:
+        assert "never fired on this model: blocks.0.hook_out" in (backends.fast_difference(engine.model) or "")
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A tiny model of a family that is in no list."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     path = save_tiny(AutoModelForCausalLM.from_config, PhiConfig, tmp_path, context=64, **sizes)
     with sl.load(path, device="cpu") as engine:
         yield engine
 
 
-def test_an_unknown_family_runs_on_the_bridge_and_says_so_once(unchecked):
-    plan = adding(unchecked, 1)
-    with pytest.warns(UserWarning, match=r"family 'phi' was not checked.*bridge engine") as caught:
-        first = unchecked.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=4)
-    assert len(caught) == 1
-    second = unchecked.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=4)
-    assert first.engine == second.engine == "bridge"
-    for engine in ("fast", "compiled"):
-        with pytest.raises(InputError, match=rf"engine='{engine}' cannot run here: The family 'phi' was not checked"):
-            unchecked.generate(PROMPTS, engine=engine, max_new_tokens=4)
-    with pytest.raises(InputError, match="auto, bridge, fast, compiled"):
-        unchecked.generate(PROMPTS, engine="quick", max_new_tokens=4)
+def test_a_family_of_no_list_earns_the_fast_engine_but_not_the_compiled_one(elsewhere):
+    plan = adding(elsewhere, 1)
+    fast, bridge = both_engines(elsewhere, plan)
+    assert [row.token_ids for row in fast] == [row.token_ids for row in bridge]
+    assert elsewhere.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=4).engine == "fast"
+    with pytest.raises(InputError, match="family 'phi' was not checked on the compiled engine"):
+        elsewhere.generate(PROMPTS, engine="compiled", max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"), [(_shifted, "unedited blocks.1.hook_out"), (_deaf, "edited blocks.2.hook_in")]
+)
+def test_a_fault_in_the_unhooked_model_is_found(tmp_path, fault, where):
+    with sl.load(build_tiny_family(tmp_path, "llama"), device="cpu") as engine:
+        unhooked = backends.unhooked_model_of(engine.model)
+        fault(unhooked.of(engine.model.blocks[1]))
+        assert backends.fast_difference(engine.model) == f"the {where}"
+        with pytest.warns(
+            UserWarning, match=rf"differs from the bridge in the {where}\. Generation runs on the bridge"
+        ):
+            assert engine.generate([SHORT], policy=GREEDY, max_new_tokens=2).engine == "bridge"
 
 
 def test_quantised_and_remote_models_run_on_the_bridge(family, monkeypatch):

@@ -33,7 +33,7 @@ EXPECTED = {
     "mpt": ALL,
 }
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The family .* was not checked:UserWarning"),
+    pytest.mark.filterwarnings("ignore:A short comparison on this model found:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*fast path is not available.*"),
 ]
 

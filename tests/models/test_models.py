@@ -6,13 +6,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import steerlab as sl
 from steerlab.core.errors import InputError, ModelNotFoundError
+from steerlab.core.quantisation import quantisation
 from steerlab.models import ALIASES, ResolvedModel, conversion, hub, prepare, resolve, weights_hash
+from steerlab.models.gguf_file import kinds_of
 
 ALIAS = "smollm2-135m"
 CONVERT = [sys.executable, "-m", "steerlab.models", ALIAS]
@@ -175,7 +180,7 @@ def test_building_replaces_an_unfinished_directory_and_leftovers(cache):
     target.mkdir(parents=True)
     (target / "config.json").write_text("{}")
     (target.parent / f".{target.name}.tmp-old").mkdir()
-    conversion._build_under_lock(target, _build)
+    conversion.build_under_lock(target, _build)
     assert conversion.read_marker(target)["gguf_sha256"] == "0" * 64
     assert [path.name for path in target.parent.iterdir() if path.is_dir()] == [target.name]
 
@@ -188,7 +193,7 @@ def test_a_failed_build_leaves_nothing(cache):
         raise RuntimeError("halfway")
 
     with pytest.raises(RuntimeError, match="halfway"):
-        conversion._build_under_lock(target, fail)
+        conversion.build_under_lock(target, fail)
     assert [path for path in target.parent.iterdir() if path.is_dir()] == []
 
 
@@ -198,6 +203,41 @@ def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("STEERLAB_CACHE", str(tmp_path / "file"))
     with pytest.raises(InputError, match="STEERLAB_CACHE"):
         resolve(ALIAS)
+
+
+# --- a GGUF file of one's own -------------------------------------------------------------------------------------
+
+
+@needs_package
+@pytest.mark.slow
+def test_a_gguf_file_is_a_model_dequantised_once(cache, smollm2_path, tmp_path):
+    file = tmp_path / "my model.gguf"
+    file.symlink_to(conversion.packaged_gguf())
+    found = resolve(file)
+    assert (found.source, found.path.parent) == ("prepared", cache / "models")
+    assert found.path.name.startswith("my-model-")
+    mine, theirs = (load_file(path / "model.safetensors") for path in (found.path, smollm2_path))
+    assert {name: value.dtype for name, value in mine.items()} == {name: value.dtype for name, value in theirs.items()}
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    config = json.loads((found.path / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert quantisation(SimpleNamespace(**config)) == f"dequantised from GGUF {kinds_of(file)}"
+    assert kinds_of(file).startswith("Q4_1 × ")
+    made = (found.path / "model.safetensors").stat().st_mtime_ns
+    again = resolve(str(file))
+    assert (again.path, again.revision) == (found.path, found.revision)
+    assert (again.path / "model.safetensors").stat().st_mtime_ns == made
+    with sl.load(file, device="cpu") as engine:
+        assert engine.info.weight_processing == f"dequantised from GGUF {kinds_of(file)}"
+        (row,) = engine.generate(["The capital of France is"], policy=sl.SamplingPolicy.greedy(), max_new_tokens=2)
+    assert row.text == " Paris."
+
+
+def test_a_damaged_gguf_file_is_refused_and_leaves_nothing(cache, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF nothing")
+    with pytest.raises(ModelNotFoundError, match=r"model\.gguf cannot be read as a model: .* is whole"):
+        resolve(tmp_path / "model.gguf")
+    assert [path.name for path in (cache / "models").iterdir() if "tmp-" in path.name or path.is_dir()] == []
 
 
 # --- names ---------------------------------------------------------------------------------------------------------

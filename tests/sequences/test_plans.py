@@ -10,6 +10,8 @@ from steerlab.core.errors import PlanError, VectorShapeError
 from steerlab.sequences import BatchedSequences
 from tests.sequences.test_forcing import flat
 
+BY_TOKENS = sl.where.between({*range(0, 300, 5)}, {*range(1, 300, 5)}) | sl.where.after({*range(2, 300, 4), (3, 4)}, 2)
+
 
 @pytest.fixture
 def vector():
@@ -23,7 +25,7 @@ def engine_scores(engine, sequences, plan):
 
 
 @pytest.mark.parametrize("site", ["resid_post", "resid_pre"])
-@pytest.mark.parametrize("where", [None, sl.where.all(), sl.where.last_prompt()])
+@pytest.mark.parametrize("where", [None, sl.where.all(), sl.where.last_prompt(), BY_TOKENS])
 @pytest.mark.parametrize("with_grad", [False, True])
 def test_equals_the_lens_engine(make_processor, tiny_llama_engine, sequences, vector, site, where, with_grad):
     moved = sl.SteeringVector.from_tensor(vector.values, layer=2, site=site)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import steerlab as sl
 from steerlab.core.errors import PlanError, VectorFileError, VectorShapeError, VectorValueError
 from steerlab.core.hook_points import HookPoint
+from steerlab.experiment.measurements.controls import random_plan
 from steerlab.steering.low_rank import LowRank
 from steerlab.steering.operators import operator_from_json
 
@@ -69,6 +71,35 @@ def test_rows_without_reading_add_a_constant():
     made = sl.loreft(vector(edit))
     assert all(term.gate.is_constant for term in made.terms())
     assert made.delta(torch.randn(5, 4))[0].tolist() == [1.0, -2.0, 0.0, 0.0]
+
+
+@given(st.integers(1, 3), st.integers(0, 100), st.booleans())
+@settings(max_examples=20)
+def test_turning_keeps_everything_between_the_rows(rank, seed, start):
+    edit = low_rank(rank, seed=seed)
+    edit = LowRank(edit.rotation, edit.rotation, edit.bias) if start else edit
+    turned = edit.turned(np.random.default_rng(seed))
+    rows, others = (torch.cat([one.rotation, one.weight]) for one in (edit, turned))
+    torch.testing.assert_close(others @ others.T, rows @ rows.T, atol=1e-4, rtol=1e-4)
+    assert torch.equal(turned.bias, edit.bias)
+    assert not torch.allclose(turned.rotation, edit.rotation, atol=1e-2)
+
+
+def test_turned_rows_point_anywhere_alike():
+    drawn = [low_rank(1, width=3).turned(np.random.default_rng(k)).rotation[0] for k in range(2000)]
+    rows = torch.stack(drawn)
+    assert rows.mean(dim=0).abs().max() < 0.06  # 4 standard errors of a mean of coordinates with variance 1/3
+    torch.testing.assert_close(rows.T @ rows / len(rows), torch.eye(3) / 3, atol=0.03, rtol=0)
+
+
+def test_random_controls_of_a_low_rank_edit_are_other_edits():
+    plan = sl.Plan(sl.loreft(vector(low_rank())), sl.add(vector(low_rank()).scaled(1.0), coef=1.0))
+    made = random_plan(plan, np.random.default_rng(0))
+    h = torch.randn(50, 6)
+    real, null = (edit.delta(h) for edit in (plan.edits[0], made.edits[0]))
+    assert torch.nn.functional.cosine_similarity(real, null).abs().mean() < 0.9
+    assert made.edits[1].vector != plan.edits[1].vector
+    assert made.edits[1].operator == plan.edits[1].operator
 
 
 # --- vectors and files --------------------------------------------------------------------------------------------

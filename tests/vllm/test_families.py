@@ -69,7 +69,6 @@ def unwritten_memory(monkeypatch):
     monkeypatch.setattr(wiring, "probe", poisoned)
 
 
-@pytest.mark.filterwarnings("ignore:The family 'mixtral' was not checked:UserWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_edits_and_readings_equal_the_reference(family, tmp_path, start):
     config, values = FAMILIES[family]

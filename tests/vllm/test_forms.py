@@ -1,11 +1,14 @@
 """Every operator with every option, at every kind of position and site, against the TransformerLens engine."""
 
 import itertools
+import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import steerlab as sl
+from steerlab.protocols import Concept, axbench
 from steerlab.steering.operators import Edit, Gate, Operator, Term
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -139,6 +142,20 @@ def test_learned_edits_run_on_both_engines(engine, lens, method, tmp_path):
     assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
 
 
+@pytest.mark.filterwarnings("ignore:reft_r1. the held-out loss is")  # two steps teach little
+def test_axbench_is_the_same_on_both_engines(engine, lens, tmp_path):
+    asked = ["Where?", "Who?", "Why?"]
+    concept = Concept(
+        "joy", tuple((one, "a happy day") for one in asked), tuple((one, "the bread was stale") for one in asked)
+    )
+    options = {"layer": 1, "factors": [0.5, 1.0], "max_new_tokens": 4, "methods": ["prompting", "diff_mean", "reft_r1"]}
+    options |= {"training": {"steps": 2, "validation": 0.4}, "trainer": lens, "judge": engine}
+    runs = [sl.Experiment(name, one, root=tmp_path) for name, one in (("vllm", engine), ("lens", lens))]
+    ours, theirs = (axbench(run, [concept], PROMPTS[:4], **options).rows for run in runs)
+    assert ours.text.tolist() == theirs.text.tolist()
+    assert ours.score.tolist() == pytest.approx(theirs.score.tolist(), abs=1e-3)
+
+
 SITES = ["attn_out", "resid_mid", "mlp_out", "resid_pre"]
 
 
@@ -215,6 +232,41 @@ def test_a_change_of_a_head_is_the_same_edit(engine, lens):
         engine.capture(PROMPTS[:1], layers=1, site="z")
     with pytest.raises(sl.InputError, match=r"VLLMEngine\. The vectors then run on every engine"):
         sl.head_vector(engine, 1, 0, torch.ones(32))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_features_of_sparse_autoencoders(engine, lens, tmp_path):
+    """Of each encoder, set and scaled, where active and always, several at one hook point and inside a layer."""
+    rng = torch.Generator().manual_seed(7)
+    names = ["W_enc", "b_enc", "threshold", "b_gate", "b_mag", "r_mag", "b_dec"]
+    parts = {name: torch.randn(16, generator=rng) / 4 for name in names[1:6]} | {"b_dec": torch.zeros(128)}
+    parts |= {"W_enc": torch.randn(128, 16, generator=rng) / 11, "W_dec": torch.randn(16, 128, generator=rng) / 3}
+    plans = []
+    for kind, site in [("standard", "resid_post"), ("jumprelu", "attn_out"), ("gated", "resid_post")]:
+        folder = tmp_path / kind
+        folder.mkdir()
+        save_file(parts, folder / "sae_weights.safetensors")
+        stated = {"architecture": kind, "hook_name": f"blocks.1.hook_{site}"}
+        (folder / "cfg.json").write_text(json.dumps(stated))
+        sae = sl.import_sae(folder)
+        plans += [
+            sl.Plan(sl.feature(sae, 3, set_to=4.0)),
+            sl.Plan(sl.feature(sae, 5, set_to=-4.0, only_if_active=True, where=w.all())),
+            sl.Plan(sl.feature(sae, 7, scale_by=6.0, where=w.all(), norm="keep"), sl.feature(sae, 9, set_to=0.0)),
+        ]
+        ours, theirs = (sae.activations(one, PROMPTS[:2], [3, 5]) for one in (engine, lens))
+        torch.testing.assert_close(ours.values, theirs.values, atol=5e-4, rtol=1e-4)
+        assert 0.05 < float((ours.values > 0).float().mean()) < 0.95
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
+    assert compare(engine, lens, prompts, plans) > len(plans)
+
+
+def test_vectors_of_responses_are_those_of_the_reference(engine, lens):
+    pairs = sl.ContrastPairs.from_lists(PROMPTS[:2], PROMPTS[2:4])
+    options = {"read": w.generated(), "responses": sl.Responses(6, policy=GREEDY), "layers": [1, 2]}
+    ours, theirs = (sl.extract(one, pairs, **options) for one in (engine, lens))
+    for layer in (1, 2):
+        torch.testing.assert_close(ours[layer].values, theirs[layer].values, atol=5e-4, rtol=1e-4)
 
 
 # --- conditions ---------------------------------------------------------------------------------------------------

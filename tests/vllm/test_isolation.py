@@ -52,6 +52,13 @@ def plans(vector):
         "asked": sl.Plan(
             sl.rotate(vector(1), vector(1, 1), angle=1.0, when=passes, where=w.index(40, -3) | w.generated())
         ),
+    }
+
+
+@pytest.fixture(scope="module")
+def by_tokens(vector):
+    w = sl.where
+    return {
         "between": sl.Plan(
             sl.add(
                 vector(1),
@@ -175,9 +182,10 @@ def test_a_salt_keeps_calls_apart(engine, plans, seen):
     assert [outcome.output.num_cached_tokens for (outcome,) in seen] == [0, 0, 4 * BLOCK]
 
 
-def test_preempted_requests_are_edited_as_if_they_had_not_been(engine, plans, seen):
+def test_preempted_requests_are_edited_as_if_they_had_not_been(engine, plans, by_tokens, seen):
     prompts = [[token + k for token in OTHER[: len(OTHER) - 3 * k]] for k in range(8)]
-    chosen = [plans[name] for name in ("all", "plain", "default", "between", "fading", "asked", "between", "after")]
+    names = ("all", "plain", "default", "between", "fading", "asked", "between", "after")
+    chosen = [{**plans, **by_tokens}[name] for name in names]
     options = {"policy": sl.SamplingPolicy(temperature=1.0), "seed": list(range(8)), "max_new_tokens": 120}
     alone = []
     for index in range(8):

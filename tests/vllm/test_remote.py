@@ -193,12 +193,9 @@ def test_messages_that_are_none_are_refused(server):
     for body in (b"", b"{}\n", b'{"array_bytes": 9}\nabc', b'{"array_bytes": 3}\nabc', b"\x80\x04]q\x00.\n", b"[]\n"):
         answer = httpx.post(f"{server.url}/steerlab/score", content=body, headers=headers)
         assert answer.status_code == 400, (body, answer.text)
-    long = {**headers, "Content-Length": str(1 << 40)}
-    with httpx.Client() as client:
-        request = client.build_request("POST", f"{server.url}/steerlab/score", content=b"{", headers=long)
-        answer = client.send(request, stream=True)
-        assert answer.status_code == 413
-        answer.close()
+    answer = httpx.post(f"{server.url}/steerlab/score", content=b"x" * (9 << 20), headers=headers, timeout=60)
+    assert answer.status_code == 413
+    assert "8,388,608 bytes that this server reads" in answer.json()["error"]["message"]
 
 
 def test_the_api_key_covers_all_of_it(server):
@@ -214,7 +211,8 @@ def test_an_address_without_a_server_says_so(server):
         sl.RemoteEngine("http://127.0.0.1:9", patience=0)
     with pytest.raises(sl.InputError, match="no address"):
         sl.RemoteEngine("gpu-machine:8000")
-    assert sl.RemoteEngine(f"{server.url}/v1", api_key=KEY).url == server.url
+    with sl.RemoteEngine(f"{server.url}/v1", api_key=KEY) as engine:
+        assert engine.url == server.url
 
 
 def test_a_call_for_another_model_is_refused(engine, monkeypatch):
@@ -273,7 +271,7 @@ def test_closing_the_connection_ends_the_rows(server, engine):
     from steerlab.engines.http.frames import CONTENT_TYPE, Frame
 
     content = {
-        "prompts": [[5, 6, 7]] * 8,
+        "prompts": [[5, 6, 7]] * 96,
         "max_new_tokens": 480,
         "policy": {"temperature": 1.0},
         "stop": ["never said"],
@@ -286,7 +284,7 @@ def test_closing_the_connection_ends_the_rows(server, engine):
         next(answer.iter_bytes())
         _until(lambda: _running(server) > 0)
     _until(lambda: _running(server) == 0)
-    assert _requests_run(server) - before < 8  # they were ended, and did not run to their end
+    assert _requests_run(server) - before < 96  # they were ended, and did not run to their end
     assert len(engine.generate("Two plus two", policy=GREEDY, max_new_tokens=4)[0].token_ids) == 4
 
 
@@ -382,7 +380,8 @@ def _same(one, other):
 
 def test_an_experiment_gives_the_rows_of_the_lens_engine(engine, lens, vector, tmp_path):
     mine, theirs = _effect(engine, tmp_path / "remote", vector), _effect(lens, tmp_path / "lens", vector)
-    _same(mine[theirs.columns], theirs)
+    own = ["plan_hash", "engine_hash"]  # a resolved plan holds the median norm, which differs in the last bits
+    _same(mine[theirs.columns].drop(columns=own), theirs.drop(columns=own))
 
 
 def test_an_experiment_survives_a_server_that_is_killed(server, engine, vector, tmp_path):

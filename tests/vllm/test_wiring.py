@@ -174,7 +174,10 @@ def test_layers_are_found_and_ambiguity_is_refused():
     assert find_layers(nested, 2) == list(nested["layers"])
     both = nn.ModuleDict({"vision": stack(3), "language_model": nn.ModuleDict({"layers": stack(3)})})
     assert find_layers(both, 3)[0] is both["language_model"]["layers"][0]
-    with pytest.raises(HookPointError, match="2 lists of 3 layers"):
+    layers = stack(3)
+    twice = nn.ModuleDict({"layers": layers, "decoder": nn.ModuleDict({"layers": nn.ModuleList(layers)})})
+    assert find_layers(twice, 3) == list(layers)  # as Gemma 4 has them
+    with pytest.raises(HookPointError, match=r"2 lists of 3 layers .*With layers=\[\] it generates and scores"):
         find_layers(nn.ModuleDict({"a": stack(3), "b": stack(3)}), 3)
     with pytest.raises(HookPointError, match="0 lists of 5 layers"):
         find_layers(nn.ModuleDict({"a": stack(3)}), 5)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from steerlab.core.errors import HookPointError, InputError
 from steerlab.core.hook_points import SITES
+from steerlab.engines.lens.fast_comparison import N_TOKENS, first_difference
 from steerlab.engines.lens.hooking import attached, find_hook_point, hook_points
 from steerlab.engines.lens.unhooked_model import UnhookedModel
 from steerlab.runtime.backend import Backend
 from steerlab.runtime.device_transfer import memoised_transfers
-from steerlab.runtime.families import CHECKED_FAMILIES
 from steerlab.runtime.hooks import (
     HookPair,
     alone,
@@ -32,6 +32,7 @@ from steerlab.runtime.hooks import (
 from steerlab.runtime.model_state import remembered
 
 _SAME_LOGITS = 3e-2  # of the logits' spread; two attention kernels differ that much in half precision
+DIFFERS = "A short comparison on this model found that the fast engine differs from the bridge in"
 ENGINE_NAMES = ("auto", "bridge", "fast", "compiled")
 
 
@@ -161,11 +162,13 @@ def plain_model(bridge: Any) -> Any:
 def attention_kernel(bridge: Any, wanted: str) -> str:
     """The attention kernel to run.
 
-    Eager where scores are soft-capped, since sdpa would leave the cap out silently. sdpa in float64: eager attention
-    takes its softmax in float32 there, where the mask of a padded row becomes −inf and the row NaN.
+    Eager where scores are soft-capped, since sdpa would leave the cap out silently, and where a family has no sdpa.
+    sdpa in float64: eager attention takes its softmax in float32 there, where the mask of a padded row becomes −inf and
+    the row NaN.
     """
     model = bridge.original_model
-    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+    is_capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+    if is_capped or not getattr(model, "_supports_sdpa", False):
         return "eager"
     return "sdpa" if model.get_input_embeddings().weight.dtype == torch.float64 else wanted
 
@@ -173,8 +176,9 @@ def attention_kernel(bridge: Any, wanted: str) -> str:
 def choose_backend(bridge: Any, hook_names: Sequence[str], engine: str = "auto", *, attention: str = "sdpa") -> Backend:
     """The backend for these hook points.
 
-    `auto` is *fast* where it can be: the family was checked, the weights are plain, every hook point is on the residual
-    stream or a sublayer's output, and nobody else has hooks on the bridge (they would not fire on the unhooked model).
+    `auto` is *fast* where it can be: a short comparison on this model found no difference, the weights are plain, every
+    hook point is on the residual stream or a sublayer's output, and nobody else has hooks on the bridge (they would not
+    fire on the unhooked model).
 
     Raises:
         InputError: for an unknown name, or a fast engine that this model or these hooks rule out.
@@ -201,9 +205,6 @@ def why_not_fast(bridge: Any, hook_names: Sequence[str]) -> str | None:
     """Why the unhooked model cannot serve, in a sentence; None if it can."""
     model = bridge.original_model
     config = model.config
-    family = config.get_text_config().model_type
-    if family not in CHECKED_FAMILIES:
-        return f"The family {family!r} was not checked on the fast engine."
     if getattr(config, "quantization_config", None) is not None:
         return "The weights are quantised."
     if type(model).__module__.startswith("transformers_modules"):
@@ -213,9 +214,26 @@ def why_not_fast(bridge: Any, hook_names: Sequence[str]) -> str | None:
     outside = [name for name in hook_names if find_hook_point(bridge, name).name not in plain_points(bridge)]
     if outside:
         return f"The hook point {outside[0]!r} exists on the bridge only."
-    if _has_hooks(bridge):
-        return "The bridge has hooks of yours, which would not fire."
-    return None
+    with alone(model):  # another thread's call has hooks on it while it runs
+        if _has_hooks(bridge):
+            return "The bridge has hooks of yours, which would not fire."
+        different = fast_difference(bridge)
+    return None if different is None else f"{DIFFERS} {different}."
+
+
+def fast_difference(bridge: Any) -> str | None:
+    """What the fast engine gives otherwise than the bridge on this model, in words; compared once.
+
+    The bridge must have no hooks of others.
+    """
+    return remembered(bridge, "fast difference", lambda: _compared(bridge))
+
+
+def _compared(bridge: Any) -> str | None:
+    model = bridge.original_model
+    ids = torch.arange(1, N_TOKENS + 1, device=embedding_device(model)) % model.get_input_embeddings().num_embeddings
+    engines = BridgeBackend(bridge), FastBackend(bridge, "eager"), FastBackend(bridge, "sdpa")
+    return first_difference(*engines, list(plain_points(bridge)), ids[None])
 
 
 def _has_hooks(bridge: Any) -> bool:
@@ -224,9 +242,8 @@ def _has_hooks(bridge: Any) -> bool:
     registered = (
         hook for module in modules for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )
-    return any(not _is_library_hook(hook) for hook in registered) or any(
-        point.fwd_hooks for point in hook_points(bridge).values()
-    )
+    on_points = (handle.user_hook for point in hook_points(bridge).values() for handle in point.fwd_hooks)
+    return any(not _is_library_hook(hook) for hook in (*registered, *on_points))
 
 
 def _is_library_hook(hook: Any) -> bool:
@@ -236,7 +253,7 @@ def _is_library_hook(hook: Any) -> bool:
 
 def _say_once(bridge: Any, reason: str) -> None:
     said = remembered(bridge, "reasons said", set)
-    lasting = "was not checked" in reason or "quantised" in reason or "code of its own" in reason
+    lasting = DIFFERS in reason or "quantised" in reason or "code of its own" in reason
     if lasting and reason not in said:
         said.add(reason)
         warnings.warn(f"{reason} Generation runs on the bridge engine.", UserWarning, stacklevel=4)

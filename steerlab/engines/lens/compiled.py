@@ -25,6 +25,7 @@ from steerlab.engines.lens.backends import (
 from steerlab.engines.lens.hooking import find_hook_point
 from steerlab.engines.lens.unhooked_model import UnhookedModel
 from steerlab.runtime.capturing import plan_hooks
+from steerlab.runtime.families import CHECKED_FAMILIES
 from steerlab.runtime.hooks import install_input_hook, install_output_hook
 from steerlab.runtime.model_state import remembered
 from steerlab.runtime.step import Step, running
@@ -273,6 +274,9 @@ def why_not_compiled(bridge: Any, plan: Plan) -> str | None:
     model = bridge.original_model
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "The model is spread over several devices."
+    family = model.config.get_text_config().model_type
+    if family not in CHECKED_FAMILIES:
+        return f"The family {family!r} was not checked on the compiled engine."
     cache = StaticCache(config=model.config.get_text_config(), max_cache_len=CAPACITY_STEP)
     if any(type(layer) is not StaticLayer for layer in cache.layers):
         return "The model has sliding-window layers."

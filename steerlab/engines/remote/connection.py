@@ -35,6 +35,10 @@ class RemoteConnection:
         url: the server's address, with or without `/v1`.
         api_key: what it was started with, if it asks for one.
         patience: seconds for which a call without an answer is sent again.
+
+    Attributes:
+        url: the address, without `/v1`.
+        most_bytes: that the server reads of a call.
     """
 
     def __init__(self, url: str, api_key: str | None, patience: float) -> None:
@@ -43,7 +47,7 @@ class RemoteConnection:
             raise InputError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000.")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         times = httpx.Timeout(_SILENCE, connect=_CONNECT, pool=None)
-        self._patience = patience
+        self._patience, self.most_bytes = patience, LONGEST_ANSWER
         try:
             self._client = httpx.Client(base_url=self.url, headers=headers, timeout=times)
         except (httpx.InvalidURL, ValueError, TypeError) as error:
@@ -88,6 +92,11 @@ class RemoteConnection:
             EngineError: if there was no answer for too long.
         """
         body, name = frame.encoded(), uuid4().hex
+        if len(body) > self.most_bytes:
+            raise InputError(
+                f"The call takes {len(body):,} bytes, and the server at {self.url} reads {self.most_bytes:,}; send "
+                "fewer prompts or vectors at a time, or start it with a larger --call-mib."
+            )
         started, wait = time.monotonic(), _FIRST_WAIT
         with progress(n_rows, what) as bar:
             while True:

@@ -69,6 +69,7 @@ class RemoteEngine(Shown):
         self.url = self._connection.url
         try:
             self.described: dict[str, Any] = self._connection.read("describe")
+            self._connection.most_bytes = int(self.described["max_bytes"])
             self._info = ModelInfo(**self.described["model"])
             traits = self.described["traits"]
             self._traits = EngineTraits(**{**traits, "layers": tuple(traits["layers"])})

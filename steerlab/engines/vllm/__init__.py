@@ -9,17 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steerlab.engines.vllm.adopting import vllm_config
     from steerlab.engines.vllm.engine import VLLMEngine
     from steerlab.engines.vllm.repcontrol import RepControl
     from steerlab.engines.vllm.sequence_prob import SequenceProb
 
 _MODULES = {
+    "vllm_config": "steerlab.engines.vllm.adopting",
     "RepControl": "steerlab.engines.vllm.repcontrol",
     "SequenceProb": "steerlab.engines.vllm.sequence_prob",
     "VLLMEngine": "steerlab.engines.vllm.engine",
 }
 
-__all__ = ["RepControl", "SequenceProb", "VLLMEngine"]
+__all__ = ["RepControl", "SequenceProb", "VLLMEngine", "vllm_config"]
 
 
 def __getattr__(name: str) -> Any:

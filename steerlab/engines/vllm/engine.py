@@ -23,6 +23,7 @@ from steerlab.core.seeds import SeedLike, check_seed
 from steerlab.core.stopping import stop_strings
 from steerlab.core.text import Boundary, PromptLike
 from steerlab.display import Piece, Shown
+from steerlab.engines.vllm.adopting import adopted_config, wired_layers
 from steerlab.engines.vllm.client.build_receipts import receipts_of
 from steerlab.engines.vllm.client.capturing import CaptureCall
 from steerlab.engines.vllm.client.compiled_plan import wired_point
@@ -31,6 +32,7 @@ from steerlab.engines.vllm.client.generating import GenerationCall, ran_tokens
 from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_config, read_tokenizer
 from steerlab.engines.vllm.client.isolation import check_isolation
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
+from steerlab.engines.vllm.client.reproducible import check_reproducible
 from steerlab.engines.vllm.client.requests import Outcome, require_finite
 from steerlab.engines.vllm.client.run_requests import run_requests
 from steerlab.engines.vllm.client.sampling import check_policy
@@ -39,6 +41,7 @@ from steerlab.engines.vllm.patches.versions import require_vllm
 from steerlab.engines.vllm.wire.config import SteeringConfig, sites_in_order
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
+from steerlab.models.resolver import ResolvedModel
 from steerlab.runtime.encoding import Encoder, Pair
 from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
 from steerlab.steering.plan import Plan
@@ -91,7 +94,8 @@ class VLLMEngine(Shown):
     Args:
         model: an alias, a model directory or a hub id, as in `steerlab.load`.
         layers: layers to wire: "all", an index or several; negative ones count from the end. Only these can be edited
-            or read (and, as resid_pre, the layer after each).
+            or read (and, as resid_pre, the layer after each). `[]` wires none: any model that vLLM runs then generates
+            and scores, unsteered.
         max_directions: directions that one plan may have at one hook point; edits, and terms of them, may be twice as
             many.
         max_runs: separate runs of positions that one edit may act on.
@@ -113,7 +117,7 @@ class VLLMEngine(Shown):
     Raises:
         BackendMissingError: without vLLM, or with a version that is not supported.
         ModelNotFoundError: if there is no such model.
-        HookPointError: for an unknown layer, or a model family whose residual stream cannot be identified.
+        HookPointError: for an unknown layer, or layers of a model family whose residual stream cannot be identified.
         InputError: for a vLLM feature that steering does not work with, or an argument that vLLM refuses.
         EngineError: if vLLM does not start; the message has the cause and names vLLM's log.
 
@@ -142,16 +146,11 @@ class VLLMEngine(Shown):
         **vllm_kwargs: Any,
     ) -> None:
         require_vllm()
-        self.receipts: Sequence[Receipt] = Receipts()
-        self.inherited: list[Inherited] = []
-        self.errors: dict[int, SteerlabError] = {}
-        self._median_norms: dict[HookPoint, float] = {}
-        self._plans: OrderedDict[Any, ReadyPlan] = OrderedDict()
         found = resolve(model, revision=revision)
         hf_config = read_config(found.path)
-        wired = resolve_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
-        self.config = SteeringConfig(
-            tuple(wired),
+        wired = wired_layers(layers, int(hf_config.get_text_config().num_hidden_layers))
+        config = SteeringConfig(
+            wired,
             max_directions,
             max_runs,
             capture_tokens,
@@ -160,18 +159,54 @@ class VLLMEngine(Shown):
             max_conditions,
             max_token_rules,
         )
-        self.tokenizer: Any = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
-        self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
-        self._eos_ids = eos_token_ids(self.tokenizer, hf_config, found.path)
+        tokenizer = None if vllm_kwargs.get("skip_tokenizer_init") else read_tokenizer(found.path)
         parallel = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
         arguments = {"dtype": "auto" if dtype is None else str(dtype).removeprefix("torch."), "seed": seed}
-        self._connection: Connection | None = Connection(
-            str(found.path), self.config, {**parallel, **arguments, **vllm_kwargs}
-        )
-        self._run: RunRows = functools.partial(run_requests, self._connection)
+        connection = Connection.start(str(found.path), config, {**parallel, **arguments, **vllm_kwargs})
+        self._take(connection, found, hf_config, tokenizer)
+
+    @classmethod
+    def adopt(cls, llm: Any) -> "VLLMEngine":
+        """An engine on a `vllm.LLM` of your own, which goes on working beside it; `close` leaves the LLM running.
+
+        Calls of the engine must not meet requests of the LLM's own that are under way.
+
+        Args:
+            llm: started with `additional_config=sl.vllm_config(layers=[…])`.
+
+        Raises:
+            InputError: for one that was started without it; says what to do.
+            HookPointError: if a worker is not wired.
+
+        Examples:
+            >>> llm = vllm.LLM(name, additional_config=sl.vllm_config(layers=[14]))  # doctest: +SKIP
+            >>> engine = VLLMEngine.adopt(llm)  # doctest: +SKIP
+        """
+        require_vllm()
+        config, model = adopted_config(llm), llm.llm_engine.vllm_config.model_config
+        found = resolve(model.model, revision=model.revision)
+        source = found.path if model.tokenizer == model.model else resolve(model.tokenizer).path
+        tokenizer = None if model.skip_tokenizer_init else read_tokenizer(source)
+        engine = cls.__new__(cls)
+        engine._take(Connection.adopt(llm, config), found, read_config(found.path), tokenizer)
+        return engine
+
+    def _take(self, connection: Connection, found: ResolvedModel, hf_config: Any, tokenizer: Any) -> None:
+        """Works on a running vLLM from now on."""
+        self.receipts: Sequence[Receipt] = Receipts()
+        self.inherited: list[Inherited] = []
+        self.errors: dict[int, SteerlabError] = {}
+        self._median_norms: dict[HookPoint, float] = {}
+        self._plans: OrderedDict[Any, ReadyPlan] = OrderedDict()
+        self.config, self.tokenizer = connection.config, tokenizer
+        self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
+        self._connection: Connection | None = connection
+        self._run: RunRows = functools.partial(run_requests, connection)
         try:
-            self._info = describe(found, hf_config, self._connection.llm.model_config)
-            check_isolation(self._connection, self._info)
+            self._eos_ids = eos_token_ids(tokenizer, hf_config, found.path)
+            self._info = describe(found, hf_config, connection.llm.model_config)
+            check_isolation(connection, self._info)
+            check_reproducible(connection, self._info)
         except BaseException:
             self.close()
             raise
@@ -230,7 +265,7 @@ class VLLMEngine(Shown):
             wired_point(point, self.config)
 
     def close(self) -> None:
-        """Ends vLLM and its processes. The engine cannot be used afterwards."""
+        """Ends vLLM and its processes, unless the LLM was adopted. The engine cannot be used afterwards."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -544,14 +579,16 @@ def _wide(quantity: Quantity, values: np.ndarray) -> np.ndarray:
 
 
 def check_vllm_engine(engine: object, user: str) -> VLLMEngine:
-    """The engine itself, if it can carry out plans as `VLLMEngine` does.
+    """The engine itself, if it can carry out plans as `VLLMEngine` does; a `vllm.LLM` is adopted.
 
     Raises:
-        InputError: for something else, such as a `vllm.LLM`, which was started without steering.
+        InputError: for something else, such as a `vllm.LLM` that was started without `sl.vllm_config`.
     """
+    if hasattr(engine, "llm_engine") and hasattr(engine, "collective_rpc"):
+        return VLLMEngine.adopt(engine)
     if not all(hasattr(engine, name) for name in ("generate", "score", "info", "receipts")):
         raise InputError(
-            f"{user} takes a sl.VLLMEngine, got {type(engine).__name__}. A vllm.LLM cannot be steered once it runs: "
-            "start the model with sl.VLLMEngine(name, layers=[…], **the same arguments); its .llm is the LLM."
+            f"{user} takes a sl.VLLMEngine, or a vllm.LLM that was started with "
+            f"additional_config=sl.vllm_config(layers=[…]); got {type(engine).__name__}."
         )
     return cast("VLLMEngine", engine)  # or what answers as one

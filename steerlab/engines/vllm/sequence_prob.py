@@ -21,7 +21,7 @@ class SequenceProb:
     for both, and both are returned.
 
     Args:
-        engine: the engine that runs.
+        engine: a `VLLMEngine`, or a `vllm.LLM` that was started with `additional_config=sl.vllm_config(layers=[…])`.
 
     Examples:
         >>> SequenceProb(engine).get_log_prob(["The capital of France is"], [" Paris", " Rome"])  # doctest: +SKIP

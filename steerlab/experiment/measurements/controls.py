@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from steerlab.core.numbers import check_flag, check_integer
 from steerlab.measures.intervals import rank_floor
 from steerlab.steering.extraction.estimators import ESTIMATORS, estimator
 from steerlab.steering.extraction.extract import PairActivations, read_pairs
+from steerlab.steering.extraction.responses import Responses
+from steerlab.steering.operators import Edit, Loreft
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import where as positions
 from steerlab.steering.vectors import SteeringVector
@@ -105,13 +107,18 @@ def labels_made(plan: Plan) -> bool:
 
 
 def random_plan(plan: Plan, rng: np.random.Generator) -> Plan:
-    """The plan along isotropic random directions of the same norms."""
+    """The plan along isotropic random directions of the same norms; low-rank edits are turned at random as a whole."""
+    return Plan(*(_random_edit(edit, rng) for edit in plan))
 
-    def drawn(vector: SteeringVector) -> SteeringVector:
-        values = torch.from_numpy(rng.standard_normal(vector.d_model)).float()
-        return vector.with_values(values / values.norm() * vector.norm, method="random_direction")
 
-    return plan.with_vectors(drawn)
+def _random_edit(edit: Edit, rng: np.random.Generator) -> Edit:
+    vector = edit.vector
+    values = torch.from_numpy(rng.standard_normal(vector.d_model)).float()
+    drawn = vector.with_values(values / values.norm() * vector.norm, method="random_direction")
+    made = edit.with_vector(drawn)
+    if isinstance(made.operator, Loreft):
+        return replace(made, operator=Loreft(made.operator.low_rank.turned(rng)))
+    return made
 
 
 def moved_plan(engine: Engine, plan: Plan) -> Plan:
@@ -185,6 +192,7 @@ def _activations(engine: Engine, vector: SteeringVector, pairs: ContrastPairs) -
         read=positions.from_json(dict(card.read)),
         pool=card.pool or "mean",
         chat=card.chat,
+        responses=None if card.responses is None else Responses.from_json(card.responses),
     )
 
 

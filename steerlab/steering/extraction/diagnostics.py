@@ -15,6 +15,7 @@ from steerlab.core.errors import DataError, InputError, VectorMismatchError
 from steerlab.core.numbers import check_integer
 from steerlab.steering.extraction.estimators import METHODS, estimate
 from steerlab.steering.extraction.pair_activations import PAIRS_PER_CHUNK, Reading, check_engine
+from steerlab.steering.extraction.responses import Responses
 from steerlab.steering.positions import where as positions
 from steerlab.steering.vector_diagnostics import Diagnostics, LayerDiagnostics
 from steerlab.steering.vectors import SteeringVector, VectorSet
@@ -128,4 +129,5 @@ def _reading(vectors: VectorSet, engine: Engine, chat: bool | None) -> Reading:
     card, layers = vectors.by_layer[0].card, list(vectors)
     read = None if card.read is None else positions.from_json(dict(card.read))
     as_chat = card.chat if chat is None else chat
-    return Reading.on(engine, vectors.by_layer[0].site, layers, read, card.pool or "mean", as_chat)
+    drawn = None if card.responses is None else Responses.from_json(card.responses)
+    return Reading.on(engine, vectors.by_layer[0].site, layers, read, card.pool or "mean", as_chat, drawn)

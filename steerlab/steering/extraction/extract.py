@@ -32,6 +32,7 @@ from steerlab.steering.extraction.pair_activations import (
     check_engine,
     read_pairs,
 )
+from steerlab.steering.extraction.responses import Responses
 from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
 
@@ -55,6 +56,7 @@ def extract(
     chat: bool = False,
     seed: Integer = 0,
     pairs_per_chunk: Integer = PAIRS_PER_CHUNK,
+    responses: Responses | None = None,
     **learning: Any,
 ) -> VectorSet:
     """One steering vector per layer, along the direction that separates positive from negative.
@@ -84,11 +86,13 @@ def extract(
         site: `resid_pre`, `resid_mid`, `resid_post`, `attn_out` or `mlp_out`.
         layers: "all", an index, or several; negative ones count from the end.
         read: positions to read in each prompt; its last token by default.
+            With `sl.where.generated()` the model continues each prompt, and what it writes is read.
         pool: how several positions of one prompt become one row: `mean` or `last`.
         name: what the vectors are about.
         chat: take strings as user turns of a chat.
         seed: of the random pairs of `lat`; of start, held-out items and batches of methods that learn.
         pairs_per_chunk: pairs that are read before they are folded; changes memory, not the result.
+        responses: how the model's own responses are drawn, if they are read.
         learning: for `bipo`: exactly one of `max_dose` and `max_norm`, and `steps`, `learning_rate`, `batch_size`,
             `beta`, `where`; see `LearningSettings`. For the others that learn: the fields of `TrainingSettings`, and
             `top_k` and `sparsity` of `reft_r1`, `factors` and `start` of `reps`, `rank` of `loreft`.
@@ -117,7 +121,7 @@ def extract(
     if learning:
         raise InputError(f"{', '.join(sorted(learning))}: unknown to method {method!r} of extract.")
     pairs = _checked_pairs(data, check_method(method))
-    reading = Reading.on(engine, site, layers, read, pool, chat)
+    reading = Reading.on(engine, site, layers, read, pool, chat, responses)
     pairs_per_chunk = check_integer(pairs_per_chunk, "pairs_per_chunk", least=1)
     values = _estimated(engine, pairs, method, reading, seed, pairs_per_chunk)
     card = VectorCard(
@@ -131,6 +135,7 @@ def extract(
         versions=library_versions(),
         notes=_notes(method, seed),
         chat=chat,
+        responses=None if reading.responses is None else reading.responses.to_json(),
     )
     points = [HookPoint(layer, site) for layer in reading.layers]
     return VectorSet(

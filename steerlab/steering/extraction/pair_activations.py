@@ -16,6 +16,13 @@ from steerlab.core.hook_points import check_site, resolve_layers
 from steerlab.core.progress import progress
 from steerlab.core.results import Activations, check_pool
 from steerlab.core.text import PromptLike
+from steerlab.steering.extraction.responses import (
+    Responses,
+    check_readable,
+    mean_by_prompt,
+    read_responses,
+    reads_responses,
+)
 from steerlab.steering.positions.sets import Mask, Where
 from steerlab.steering.positions.where import WhereLike, as_where, last_prompt
 
@@ -45,6 +52,7 @@ class Reading:
         where: positions in the prompt.
         pool: how several positions become one row, `mean` or `last`.
         chat: take strings as user turns of a chat.
+        responses: how responses are drawn, if positions of generated tokens are read.
     """
 
     site: str
@@ -52,9 +60,19 @@ class Reading:
     where: Where
     pool: str
     chat: bool
+    responses: Responses | None = None
 
     @classmethod
-    def on(cls, engine: Engine, site: str, layers: Any, where: WhereLike, pool: str | None, chat: bool) -> "Reading":
+    def on(
+        cls,
+        engine: Engine,
+        site: str,
+        layers: Any,
+        where: WhereLike,
+        pool: str | None,
+        chat: bool,
+        responses: Responses | None = None,
+    ) -> "Reading":
         """A reading, checked against an engine's model; the prompt's last token by default.
 
         Raises:
@@ -70,14 +88,20 @@ class Reading:
         if check_pool(pool) is None:
             raise InputError("extract needs one row per prompt; pool is 'mean' or 'last', got None.")
         resolved = tuple(resolve_layers(layers, engine.info.n_layers))
-        return cls(check_site(site), resolved, where, str(pool), chat)
+        if not reads_responses(where):
+            if responses is not None:
+                raise InputError(f"{where} reads no response; read=sl.where.generated() does.")
+            return cls(check_site(site), resolved, where, str(pool), chat)
+        check_readable(where)
+        return cls(check_site(site), resolved, where, str(pool), chat, responses or Responses())
 
     def rows(self, engine: Engine, prompts: Sequence[PromptLike]) -> Float[Tensor, "n_layers prompts d_model"]:
         """One row per prompt and layer, float32 on the CPU."""
-        found = engine.capture(
-            prompts, layers=list(self.layers), site=self.site, where=self.where, pool=self.pool, chat=self.chat
-        )
-        return found.stack()
+        options = {"layers": list(self.layers), "site": self.site, "pool": self.pool}
+        if self.responses is None:
+            return engine.capture(prompts, where=self.where, chat=self.chat, **options).stack()
+        found, continued = read_responses(engine, prompts, options, self.where, self.chat, self.responses)
+        return mean_by_prompt(found.stack(), continued)
 
     def chunks(
         self, engine: Engine, firsts: Sequence[PromptLike], seconds: Sequence[PromptLike], size: int
@@ -131,10 +155,18 @@ def check_engine(engine: object) -> None:
 
 
 def read_pairs(
-    engine: Engine, pairs: ContrastPairs, *, site: str, layers: Any, read: Where, pool: str = "mean", chat: bool = False
+    engine: Engine,
+    pairs: ContrastPairs,
+    *,
+    site: str,
+    layers: Any,
+    read: Where,
+    pool: str = "mean",
+    chat: bool = False,
+    responses: Responses | None = None,
 ) -> PairActivations:
     """Every pair's rows at once: two float32 rows per pair and layer."""
-    reading = Reading.on(engine, site, layers, read, pool, chat)
+    reading = Reading.on(engine, site, layers, read, pool, chat, responses)
     chunks = list(reading.chunks(engine, pairs.positives, pairs.negatives, PAIRS_PER_CHUNK))
     positive, negative = (torch.cat(side, dim=1) for side in zip(*chunks, strict=True))
     return PairActivations(

@@ -20,6 +20,7 @@ Every operator takes four options:
 from steerlab.steering.operators._ablate import Ablate, ablate
 from steerlab.steering.operators._add import Add, add
 from steerlab.steering.operators._clamp import Clamp, clamp
+from steerlab.steering.operators._feature import Feature, feature
 from steerlab.steering.operators._loreft import Loreft, loreft
 from steerlab.steering.operators._rotate import Rotate, rotate
 from steerlab.steering.operators._set import Set, set
@@ -29,6 +30,7 @@ from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.operators.registry import SHIPPED_OPERATORS, operator_from_json, register_operator
 
 SHIPPED_OPERATORS.update(add=Add, ablate=Ablate, clamp=Clamp, set=Set, rotate=Rotate, loreft=Loreft)
+SHIPPED_OPERATORS.update(sae_feature=Feature)
 
 __all__ = [
     "Ablate",
@@ -36,6 +38,7 @@ __all__ = [
     "Clamp",
     "Direction",
     "Edit",
+    "Feature",
     "Gate",
     "Loreft",
     "Norm",
@@ -47,6 +50,7 @@ __all__ = [
     "ablate",
     "add",
     "clamp",
+    "feature",
     "loreft",
     "operator_from_json",
     "register_operator",

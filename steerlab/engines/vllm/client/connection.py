@@ -10,7 +10,7 @@ import torch
 
 from steerlab.core.errors import EngineError, InputError
 from steerlab.core.progress import progress
-from steerlab.engines.vllm.client.log_file import log_of
+from steerlab.engines.vllm.client.log_file import Log, log_of
 from steerlab.engines.vllm.client.plan_cache import PlanCache
 from steerlab.engines.vllm.client.processes import be_patient, descendants, end
 from steerlab.engines.vllm.client.wiring_check import NOT_LOADED, check_workers
@@ -26,34 +26,55 @@ class Connection:
     """A running vLLM whose workers are wired.
 
     Args:
-        path: the model directory.
-        config: what to wire.
-        arguments: further arguments of `vllm.LLM`.
+        llm: the `vllm.LLM`.
+        config: what is wired.
+        log: where it writes.
+        processes: those that it started, to be ended by `close`; None leaves it running.
 
     Raises:
         InputError, HookPointError: if the engine cannot steer this model, or a feature is on that it cannot work with.
-        EngineError: if vLLM does not start; the message names its log.
     """
 
-    def __init__(self, path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> None:
-        taken = [name for name in _OURS if name in arguments]
-        if taken:
-            raise InputError(f"{', '.join(taken)} is set by steerlab and cannot be passed to VLLMEngine.")
-        self.log = log_of(name for name, value in arguments.items() if value is not None)
-        before = set(descendants())
-        with self.log.starting():
-            self.llm: Any = _start(path, config, arguments)
-        self.config = config
+    def __init__(self, llm: Any, config: SteeringConfig, log: Log, processes: Sequence[Any] | None) -> None:
+        self.llm: Any = llm
+        self.config, self.log = config, log
         self.plans = PlanCache()
         self._lock = threading.Lock()
         self._n_threads = torch.get_num_threads()
         self._is_torn = False
-        self._processes = [process for process in descendants() if process not in before]
+        self._processes = processes
         try:
             self.workers = self._check_wired()
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def start(cls, path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> "Connection":
+        """Starts vLLM.
+
+        Args:
+            path: the model directory.
+            config: what to wire.
+            arguments: further arguments of `vllm.LLM`.
+
+        Raises:
+            InputError, HookPointError: as above.
+            EngineError: if vLLM does not start; the message names its log.
+        """
+        taken = [name for name in _OURS if name in arguments]
+        if taken:
+            raise InputError(f"{', '.join(taken)} is set by steerlab and cannot be passed to VLLMEngine.")
+        log = log_of(name for name, value in arguments.items() if value is not None)
+        before = set(descendants())
+        with log.starting():
+            llm = _start(path, config, arguments)
+        return cls(llm, config, log, [process for process in descendants() if process not in before])
+
+    @classmethod
+    def adopt(cls, llm: Any, config: SteeringConfig) -> "Connection":
+        """A vLLM that the user has started, and ends."""
+        return cls(llm, config, Log(), None)
 
     def _check_wired(self) -> list[dict[str, Any]]:
         """What every worker says of itself."""
@@ -164,7 +185,10 @@ class Connection:
         return self.llm.llm_engine.vllm_config
 
     def close(self) -> None:
-        """Ends the workers and waits for them; one that hangs is killed."""
+        """Ends the workers and waits for them; one that hangs is killed. What was adopted goes on running."""
+        if self._processes is None:
+            self.llm = None
+            return
         core = self.llm.llm_engine.engine_core
         in_process = hasattr(core, "engine_core")
         core.shutdown(timeout=GRACE)

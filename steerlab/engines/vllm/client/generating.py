@@ -16,7 +16,7 @@ from steerlab.engines.vllm.client.position_runs import Row
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.client.requests import Outcome, Request
 from steerlab.engines.vllm.client.sampling import must_measure_q, policy_arguments, request_seed, token_log_qs
-from steerlab.engines.vllm.wire.runs import Runs
+from steerlab.engines.vllm.wire.runs import Runs, RunsByTokens
 from steerlab.measures.nucleus import truncates
 from steerlab.steering.positions.prompt_lookup import PromptContent
 
@@ -87,7 +87,7 @@ class GenerationCall:
         return found
 
     def _of_prompt(
-        self, index: int, prompt: EncodedPrompt, ready: ReadyPlan, groups: tuple[Runs, ...]
+        self, index: int, prompt: EncodedPrompt, ready: ReadyPlan, groups: tuple[Runs | RunsByTokens, ...]
     ) -> list[Request]:
         return [
             Request(

@@ -30,7 +30,7 @@ def check_isolation(connection: Connection, info: ModelInfo) -> None:
             the scheduler's process.
     """
     tokens = isolation_prompt(connection.vllm_config.cache_config, info)
-    if tokens is None:
+    if tokens is None or not connection.config.points:
         return
     plan = idle_plan(connection.config, info)
     steered = ReadyPlan(AssignedPlan(plan, None), compile_plan(plan, connection.config))

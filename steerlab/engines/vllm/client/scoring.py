@@ -19,7 +19,7 @@ from steerlab.engines.vllm.client.position_runs import Row
 from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm.client.requests import ONE_TOKEN, Outcome, Request
 from steerlab.engines.vllm.wire.request_spec import ScoreSpec, SharedPrefix
-from steerlab.engines.vllm.wire.runs import Runs, clip
+from steerlab.engines.vllm.wire.runs import Runs, RunsByTokens, clip
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb, check_named
 from steerlab.runtime.encoding import Pair, raise_error
 from steerlab.steering.positions.prompt_lookup import PromptContent
@@ -71,7 +71,7 @@ def _request(
 ) -> Request:
     index, _, ids = pair
     n_context, further = len(ids.context_ids), ids.target_ids[:-1]
-    groups: tuple[Runs, ...] = ()
+    groups: tuple[Runs | RunsByTokens, ...] = ()
     if ready.compiled is not None:
         tokens = ids.context_ids + further
         groups = planner.positions(ready.compiled, Row(tokens, n_context, len(tokens), content))

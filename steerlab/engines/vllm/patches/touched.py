@@ -135,8 +135,11 @@ _WORKERS = (
     *_members(
         "v1.worker.gpu_model_runner",
         "GPUModelRunner",
-        "requests input_batch sampler discard_request_mask use_async_scheduling compilation_config model_memory_usage",
+        "requests input_batch input_ids sampler discard_request_mask use_async_scheduling compilation_config "
+        "model_memory_usage",
     ),
+    *_members("v1.worker.gpu_input_batch", "CachedRequestState", "prompt_token_ids output_token_ids"),
+    *_members("v1.core.sched.output", "NewRequestData", "prefill_token_ids"),
     *_in("v1.worker.gpu_input_batch", {"InputBatch.req_ids": "property", "InputBatch.num_reqs": "property"}),
     *_members("v1.worker.gpu_input_batch", "InputBatch", "req_id_to_index generators num_computed_tokens_cpu"),
     *_in("v1.sample.sampler", {"Sampler.sample": "(logits, sampling_metadata, ...)"}),
@@ -159,7 +162,7 @@ _WORKERS = (
     *_members(
         "v1.worker.gpu.input_batch",
         "InputBatch",
-        "req_ids num_reqs idx_mapping_np num_computed_tokens_np num_scheduled_tokens",
+        "req_ids num_reqs idx_mapping_np num_computed_tokens_np num_scheduled_tokens input_ids",
     ),
     *_in(
         "v1.worker.gpu.sample.sampler",

@@ -25,6 +25,10 @@ BEAT = 1.0
 """Seconds between two lines of progress; a client that hears nothing for long takes the server for dead."""
 
 
+_PATIENCE = 4
+"""How many times as long as it may be a body is read before the connection is closed on it."""
+
+
 class CallEndpoints:
     """ASGI: answers calls, to whom the server's API key allows it.
 
@@ -174,24 +178,22 @@ async def _body(headers: dict[bytes, bytes], receive: Any, limit: int) -> bytes 
     """The whole body; None if the client leaves before it has sent it.
 
     Raises:
-        InputError: if it is longer than the limit; what is beyond is not kept.
+        InputError: if it is longer than the limit. What is beyond is not kept; some of it is read all the same, so that
+            the client has sent it and hears why.
     """
     stated = headers.get(b"content-length", b"0")
-    n_bytes = int(stated) if stated.isdigit() else 0
+    length = int(stated) if stated.isdigit() else 0
     parts: list[bytes] = []
-    more = n_bytes <= limit
-    length = n_bytes if not more else 0
-    while more:
+    n_read, more = 0, length <= _PATIENCE * limit
+    while more and n_read <= _PATIENCE * limit:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        part = message.get("body", b"")
-        length += len(part)
-        if length > limit:
-            break
-        parts.append(part)
+        n_read += len(message.get("body", b""))
+        if max(length, n_read) <= limit:
+            parts.append(message.get("body", b""))
         more = message.get("more_body", False)
-    if length > limit:
+    if max(length, n_read) > limit:
         raise InputError(
             f"The call is longer than the {limit:,} bytes that this server reads; send fewer prompts or vectors at a "
             "time, or start it with a larger --call-mib."

@@ -16,11 +16,15 @@ StreamRule: TypeAlias = Literal["single", "sum", "first"]
 element is it."""
 
 
+INSTEAD = "With layers=[] it generates and scores, unsteered."
+"""Ends the errors of a family whose stream cannot be identified."""
+
+
 def find_layers(model: nn.Module, n_layers: int) -> list[nn.Module | None]:
     """The decoder layers in order; None for one that lives on another pipeline rank.
 
     Raises:
-        HookPointError: if the model has no list of that many layers, or several.
+        HookPointError: if the model has no list of that many layers, or several that hold different ones.
     """
     found = {
         name: module
@@ -29,13 +33,12 @@ def find_layers(model: nn.Module, n_layers: int) -> list[nn.Module | None]:
     }
     outermost = {n: m for n, m in found.items() if not any(n.startswith(f"{o}.") for o in found)}
     text = {n: m for n, m in outermost.items() if "language_model" in n} or outermost
-    if len(text) != 1:
+    if len({tuple(map(id, layers)) for layers in text.values()}) != 1:  # Gemma 4 holds its layers in two lists
         raise HookPointError(
             f"{type(model).__name__} has {len(text)} lists of {n_layers} layers ({', '.join(text) or 'none'}); which "
-            "of them is the residual stream is not known, so this family cannot be steered inside vLLM."
+            f"of them is the residual stream is not known, so this family cannot be steered inside vLLM. {INSTEAD}"
         )
-    (layers,) = text.values()
-    return [None if is_elsewhere(layer) else layer for layer in layers]
+    return [None if is_elsewhere(layer) else layer for layer in next(iter(text.values()))]
 
 
 def is_elsewhere(layer: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from steerlab.core.errors import HookPointError
 from steerlab.core.hook_points import HookPoint
-from steerlab.engines.vllm.worker.layers import StreamRule, stream_parts
+from steerlab.engines.vllm.worker.layers import INSTEAD, StreamRule, stream_parts
 from steerlab.engines.vllm.worker.sublayers import (
     PartsSeen,
     Place,
@@ -130,7 +130,9 @@ def _rule_of(seen: _Seen, last: int, family: str) -> StreamRule:
         paired = len(output) > 1 and isinstance(output[1], Tensor) and output[1].shape == output[0].shape
         candidates = ["sum", "first"] if paired else ["first"]
     else:
-        raise HookPointError(f"A layer of {family} puts out {type(output).__name__}; its stream cannot be identified.")
+        raise HookPointError(
+            f"A layer of {family} puts out {type(output).__name__}; its stream cannot be identified. {INSTEAD}"
+        )
     if not isinstance(seen.result, Tensor):  # not the last pipeline rank: there is no norm to compare with
         return candidates[0]
     for rule in candidates:
@@ -138,7 +140,7 @@ def _rule_of(seen: _Seen, last: int, family: str) -> StreamRule:
             return rule
     raise HookPointError(
         f"In {family} the stream after the last layer, normed, is not the model's output under any rule known here "
-        f"({', '.join(candidates)}); this family cannot be steered inside vLLM."
+        f"({', '.join(candidates)}); this family cannot be steered inside vLLM. {INSTEAD}"
     )
 
 
@@ -149,7 +151,7 @@ def _check_handed_on(seen: _Seen, here: Sequence[int], rule: StreamRule, family:
         if not all(any(_same(part, given) for given in seen.inputs[after]) for part in parts):
             raise HookPointError(
                 f"In {family}, layer {after} does not get what layer {before} puts out; this family cannot be steered "
-                "inside vLLM."
+                f"inside vLLM. {INSTEAD}"
             )
 
 

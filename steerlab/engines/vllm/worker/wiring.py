@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.engines.vllm.wire.config import SteeringConfig
@@ -50,9 +51,7 @@ def wire(worker: Any, config: SteeringConfig) -> None:
 def _wire(worker: Any, config: SteeringConfig) -> Wired:
     check_features(worker.vllm_config)
     runner = worker.model_runner
-    text = worker.vllm_config.model_config.hf_text_config
-    found = find_layers(runner.get_model(), int(text.num_hidden_layers))
-    probed = probe(worker, found, config.points)
+    found, probed = _identified(worker, config)
     here = [index for index, point in enumerate(config.points) if found[point.layer] is not None]
     tables = _tables(worker, config, len(here))
     measuring = _measuring(worker, config)
@@ -71,6 +70,21 @@ def _wire(worker: Any, config: SteeringConfig) -> Wired:
     if not is_v2 and worker.device.type == "cpu":
         cpu_generators.install(runner)
     return Wired(state, probed, "v2" if is_v2 else "v1")
+
+
+def _identified(worker: Any, config: SteeringConfig) -> tuple[list[nn.Module | None], Probed]:
+    """The decoder layers and their stream; without layers to wire, none are looked for.
+
+    Raises:
+        HookPointError: for a layer that the model does not have, or a stream that cannot be identified.
+    """
+    if not config.layers:
+        return [], Probed("single", ())
+    n_layers = int(worker.vllm_config.model_config.hf_text_config.num_hidden_layers)
+    for point in config.points:
+        point.check(n_layers)
+    found = find_layers(worker.model_runner.get_model(), n_layers)
+    return found, probe(worker, found, config.points)
 
 
 def _tables(worker: Any, config: SteeringConfig, n_points: int) -> Tables:

@@ -1,5 +1,6 @@
 """How arms that change the prompt are measured on the items of an effect."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import pandas as pd
 
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError
+from steerlab.core.shipped import reference_text
 from steerlab.core.targets import TargetItem, Targets
 from steerlab.core.text import PromptLike, encode_prompt
 from steerlab.experiment.measurements.baselines.arms import PromptArm, check_arms
@@ -122,29 +124,51 @@ def _arm_rows(engine: Engine, arm: PromptArm, targets: Targets, metric: Metric, 
 
 
 def _arm_costs(engine: Engine, arm: PromptArm, texts: Sequence[PromptLike], *, seed: int) -> pd.DataFrame:
-    """What the arm's text does to neutral text after it: the same tokens as without it are scored."""
-    base, rows = text_nlls_after(engine, "", texts), [(0.0, 1.0, 1.0, 1.0)]
+    """What the arm's text does to neutral text after it, against neutral prose of as many tokens in its place.
+
+    Any text before another one makes its first words less surprising; that is no property of the arm.
+    """
+    rows = [(0.0, 1.0, 1.0, 1.0)]
     for strength in arm.strengths:
-        figures = perplexity_figures(text_nlls_after(engine, arm.before(strength), texts), base, seed=seed)
-        rows.append((strength, *figures[2:5]))
+        after = text_nlls_after(engine, arm.before(strength), texts)
+        base = text_nlls_after(engine, neutral_lead(engine, arm.before(strength), arm.separator), texts)
+        rows.append((strength, *perplexity_figures(after, base, seed=seed)[2:5]))
     return pd.DataFrame(rows, columns=["strength", *_COST]).assign(arm=arm.name)
 
 
-def text_nlls_after(engine: Engine, before: str, texts: Sequence[PromptLike]) -> list[np.ndarray]:
+def neutral_lead(engine: Engine, before: str, separator: str) -> list[int]:
+    """Tokens of the shipped reference text, as many as a text has, ending in the same separator.
+
+    Args:
+        engine: the engine, whose tokenizer counts.
+        before: the text it stands in for, its separator included.
+        separator: what it ends in.
+    """
+    tokenizer, d_vocab = engine.tokenizer, engine.info.d_vocab
+    wanted = len(encode_prompt(tokenizer, before, d_vocab=d_vocab).token_ids)
+    prose = list(encode_prompt(tokenizer, reference_text(), d_vocab=d_vocab).token_ids)
+    has_bos = prose[0] == tokenizer.bos_token_id
+    end = tokenizer(separator, add_special_tokens=False)["input_ids"] if separator else []
+    body = prose[has_bos:]
+    room = max(1, wanted - has_bos - len(end))
+    return [*prose[:has_bos], *itertools.islice(itertools.cycle(body), room), *end]
+
+
+def text_nlls_after(engine: Engine, before: PromptLike, texts: Sequence[PromptLike]) -> list[np.ndarray]:
     """Negative log-probability in nats of every token of texts but the first, after another text.
 
     The texts keep their own tokens whatever stands before them, so both arms score the same ones.
 
     Args:
         engine: the engine.
-        before: what stands before; empty for nothing.
+        before: what stands before, as text or token ids; empty for nothing.
         texts: the texts, of at least two tokens each.
 
     Raises:
         InputError: if a text and what stands before it are longer than the model's context.
     """
     tokenizer, d_vocab = engine.tokenizer, engine.info.d_vocab
-    lead = encode_prompt(tokenizer, before, d_vocab=d_vocab).token_ids if before else ()
+    lead = encode_prompt(tokenizer, before, d_vocab=d_vocab).token_ids if len(before) else ()
     contexts, targets = [], []
     for index, text in enumerate(texts):
         ids = encode_prompt(tokenizer, text, d_vocab=d_vocab).token_ids

@@ -32,9 +32,10 @@ def _blocks(found: BaselineComparison) -> list[Block]:
         columns=["arm", "strength", "text"],
     )
     about = (
-        f"{found.plan_text} beside {names}, on the same items. Cost is the perplexity of neutral text as a multiple of "
-        "its perplexity without the arm: under the plan, or after the arm's text. Arms are compared where they "
-        "cost the same, interpolated between strengths and never beyond them."
+        f"{found.plan_text} beside {names}, on the same items. Cost is the perplexity of neutral text as a multiple "
+        "of what it is without the arm: under the plan against no plan, after the arm's words against neutral prose "
+        "of as many tokens. Arms are compared where they cost the same, interpolated between strengths and never "
+        "beyond them."
     )
     equal = [] if found.equal_cost.empty else [table_of(found.equal_cost, "At equal cost")]
     return [

@@ -1,0 +1,124 @@
+"""Families of models: what was checked on which engine, how and when; one table, shipped with the package."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+TABLE = Path(__file__).with_name("families.json")
+ENGINES = ("bridge", "fast", "compiled", "vllm")
+FEATURES = ("edit", "capture", "score", "quantised")
+
+State = Literal["checked", "refused", "open"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A way in which families were checked.
+
+    Attributes:
+        how: the test or script, and what it compares.
+        versions: of the libraries, and on what.
+        when: every test run, or the day.
+    """
+
+    how: str
+    versions: str
+    when: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of one feature of one engine on one family.
+
+    Attributes:
+        state: `checked`; `refused`, for a reason; or `open`, which nobody has tried.
+        note: the name of the check, or the reason.
+    """
+
+    state: State
+    note: str = ""
+
+    def __str__(self) -> str:
+        return {"checked": "yes", "refused": "no", "open": "–"}[self.state]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        name: Hugging Face's `model_type`.
+        label: as people call it.
+        cells: by engine and feature.
+    """
+
+    name: str
+    label: str
+    cells: Mapping[tuple[str, str], Cell]
+
+    def marks(self, engine: str) -> str:
+        """The features of one engine in a line, in the order of `FEATURES`."""
+        return " · ".join(str(self.cells[engine, feature]) for feature in FEATURES)
+
+    def reasons(self) -> list[str]:
+        """Why features are refused, each reason once, with the engine."""
+        found = {f"{engine}: {cell.note}": None for (engine, _), cell in self.cells.items() if cell.state == "refused"}
+        return list(found)
+
+
+@cache
+def families() -> dict[str, Family]:
+    """The table's families, by `model_type`."""
+    return {
+        name: Family(
+            name,
+            entry["label"],
+            {(e, f): _cell(entry["engines"][e][f]) for e in ENGINES for f in FEATURES},
+        )
+        for name, entry in _table()["families"].items()
+    }
+
+
+@cache
+def checks() -> dict[str, Check]:
+    """The ways in which they were checked, by name."""
+    return {name: Check(**entry) for name, entry in _table()["checks"].items()}
+
+
+def _table() -> dict:
+    return json.loads(TABLE.read_text(encoding="utf-8"))
+
+
+def _cell(written: str | None) -> Cell:
+    if written is None:
+        return Cell("open")
+    return Cell("refused", written[1:]) if written.startswith("-") else Cell("checked", written)
+
+
+def as_markdown() -> str:
+    """The table as the page on model families shows it."""
+    lines = [f"| family | `model_type` | {' | '.join(ENGINES)} |", "| --- " * (len(ENGINES) + 2) + "|"]
+    for family in families().values():
+        lines.append(f"| {family.label} | `{family.name}` | {' | '.join(family.marks(engine) for engine in ENGINES)} |")
+    lines += ["", "| check | how | with | when |", "| --- | --- | --- | --- |"]
+    lines += [f"| {name} | {check.how} | {check.versions} | {check.when} |" for name, check in checks().items()]
+    lines += ["", "| family | engine | checked by, or why not |", "| --- | --- | --- |"]
+    for family in families().values():
+        for engine in ENGINES:
+            notes = _notes(family, engine)
+            if notes:
+                lines.append(f"| {family.label} | {engine} | {'; '.join(notes)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _notes(family: Family, engine: str) -> list[str]:
+    """Each note once, with the features it is about."""
+    by_note: dict[str, list[str]] = {}
+    for feature in FEATURES:
+        cell = family.cells[engine, feature]
+        if cell.state != "open":
+            by_note.setdefault(cell.note, []).append(feature)
+    return [f"{', '.join(features)}: {note}" for note, features in by_note.items()]

@@ -1,0 +1,58 @@
+"""A protocol that was killed in the middle goes on where it stopped, and ends with the same table."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+import steerlab as sl
+from steerlab.protocols import ProtocolResult, caa, refusal, steerability
+from tests.protocols.data import ITEMS, THINGS
+
+HARMFUL, HARMLESS = ([f"{word} the {thing}" for thing in THINGS[:4]] for word in ("Hurt", "Feed"))
+
+
+class Fatal:
+    """An engine whose process is killed at its n-th call of `score`."""
+
+    def __init__(self, engine: sl.LensEngine, calls: int) -> None:
+        self._engine, self._left = engine, calls
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def score(self, *args, **options):
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self._engine.score(*args, **options)
+
+
+RUNS: dict[str, Callable[[sl.Experiment], ProtocolResult]] = {
+    "steerability": lambda exp: steerability(exp, {"runs": ITEMS}, layers=1, multipliers=[-1, 0, 1, 2]),
+    "caa": lambda exp: caa(exp, {"runs": ITEMS}, layers=[1, 2], multipliers=[0, 1]),
+    "refusal": lambda exp: refusal(
+        exp, HARMFUL, HARMLESS, positions=1, layers=[0, 1], max_kl=50, least_induced=-50, late=0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_goes_on(name, tiny_llama_engine, tmp_path):
+    engine, run = tiny_llama_engine, RUNS[name]
+    with sl.Experiment("whole", engine, root=tmp_path) as exp:
+        whole = run(exp)
+        in_all = exp._session.cells.measured
+    child = os.fork()
+    if child == 0:
+        run(sl.Experiment("killed", Fatal(engine, 3), root=tmp_path))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    with sl.Experiment("killed", engine, root=tmp_path) as exp:
+        assert not exp.results.protocols
+        found = run(exp)
+        assert 0 < exp._session.cells.measured < in_all
+        assert exp._session.cells.resumed > 0
+    assert found.table.equals(whole.table)

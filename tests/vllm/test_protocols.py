@@ -1,0 +1,72 @@
+"""Judges, baselines and protocols on real vLLM agree with the TransformerLens engine: one engine start for all."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import steerlab as sl
+from steerlab.protocols import caa, refusal, steerability
+from tests.experiment.data import TARGETS, TEXTS
+from tests.protocols.data import ITEMS, THINGS
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def engine(start, tiny_path):
+    with start(tiny_path, layers="all", sites=["resid_mid", "resid_post"], max_model_len=512) as engine:
+        yield engine
+
+
+def both(lens, engine, measure):
+    """The same measurement on both engines."""
+    return [measure(sl.Experiment("run", one, root=None)) for one in (lens, engine)]
+
+
+def assert_same(one, other, columns):
+    for column in columns:
+        assert one[column].to_numpy(dtype=float) == pytest.approx(other[column].to_numpy(dtype=float), abs=2e-3), column
+
+
+def test_a_judge(lens, engine):
+    rubrics = {"kind": "{text} Kind? Rating:", "short": "{text} Short? Rating:"}
+    one, other = (sl.judge(e, rubrics, ("1", "2", "10")).rate(["the cat ran", "a dog sat"]) for e in (lens, engine))
+    assert_same(one.rows, other.rows, ["p_1", "p_2", "p_10", "mass"])
+    assert one.ratings == pytest.approx(other.ratings, abs=1e-3)
+    assert one.judge.hash != other.judge.hash  # another engine is another judge
+    assert one.judge.rubric_hash == other.judge.rubric_hash
+
+
+def test_baselines(lens, engine, vector):
+    arms = [sl.prompting(["the bird came back"]), sl.few_shot(["the cat ran home", "a dog sat"])]
+
+    def measure(exp):
+        effect = exp.effect(
+            sl.Plan(sl.add(vector(1), dose=1.0)),
+            TARGETS,
+            [0, 0.3, 0.6],
+            controls=sl.Controls(random=0),
+            neutral=TEXTS,
+            max_ppl_ratio=np.inf,
+        )
+        return exp.baselines(effect, arms).points
+
+    assert_same(*both(lens, engine, measure), ["strength", "ppl_ratio", "change"])
+
+
+def test_steerability_and_caa(lens, engine):
+    measured = both(lens, engine, lambda exp: steerability(exp, {"runs": ITEMS}, layers=1, multipliers=[-1, 0, 1]))
+    assert_same(*(found.rows for found in measured), ["slope", "propensity"])
+    measured = both(lens, engine, lambda exp: caa(exp, {"runs": ITEMS}, layers=[1, 2], multipliers=[0, 1]))
+    assert_same(*(found.rows for found in measured), ["a_prob", "b_prob", "p_matching"])
+
+
+def test_refusal(lens, engine):
+    harmful, harmless = ([f"{word} the {thing}" for thing in THINGS[:4]] for word in ("Hurt", "Feed"))
+    options = {"positions": 1, "layers": [1], "max_kl": 50, "least_induced": -50, "late": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured = both(lens, engine, lambda exp: refusal(exp, harmful, harmless, **options))
+    assert_same(*(found.rows for found in measured), ["bypass", "induce", "kl"])
+    assert_same(*(found.table for found in measured), ["harmful_ablated", "harmless_added"])
