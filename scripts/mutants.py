@@ -301,6 +301,7 @@ MUTANTS = [
         "np.unique(np.asarray(groups), return_inverse=True)",
         "np.unique(np.arange(len(values)), return_inverse=True)",
         "tests/measures/test_intervals.py",
+        inside="cluster_standard_error",
     ),
     Mutant(
         "a rank can be zero",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -94,7 +95,8 @@ class Design:
         most = 1e4 * spread
         if self.power(most) < power:
             return math.inf
-        return float(scipy.optimize.brentq(lambda slope: self.power(slope) - power, 0.0, most, xtol=1e-4 * spread))
+        found: Any = scipy.optimize.brentq(lambda slope: self.power(slope) - power, 0.0, most, xtol=1e-4 * spread)
+        return float(found)
 
     def with_groups(self, groups: int) -> "Design":
         """The same design with another number of groups like these."""
