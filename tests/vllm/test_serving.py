@@ -184,7 +184,10 @@ def test_every_operator_and_position_answers_as_the_reference_does(server, refer
         (edits({"vector": "south", "operator": "ablate", "where": "all"}), sl.Plan(sl.ablate(south, where=w.all()))),
         *(
             (edits({"vector": "south", "coef": 3.0, "where": at.to_json()}), sl.Plan(sl.add(south, coef=3.0, where=at)))
-            for at in (w.between("e", {"zz", 7}) & w.generated(), w.after({*range(0, 384, 12)}, 3) | w.last_prompt())
+            for at in (
+                (w.between({"e", *range(3, 384, 13)}, {"zz", 7}) & w.generated()) | w.last_prompt(),
+                w.after({*range(0, 384, 12)}, 3) | w.last_prompt(),
+            )
         ),
         (
             edits({"vector": "south", "operator": "clamp", "lo": -0.5, "hi": 0.5, "where": "prompt"}),
