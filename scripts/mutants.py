@@ -934,7 +934,7 @@ MUTANTS = [
     ),
     Mutant(
         "plans tested together not adjusted",
-        "holm([effect.null_rank for effect in tested.values()])",
+        "adjust([effect.null_rank for effect in tested.values()])",
         "[effect.null_rank for effect in tested.values()]",
         "tests/experiment/test_comparisons.py",
     ),
