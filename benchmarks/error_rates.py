@@ -37,8 +37,8 @@ import scipy.stats
 import torch
 
 import steerlab as sl
+from steerlab.core._files import write_atomic
 from steerlab.core.contrast_pairs import balanced_flips
-from steerlab.core.files import write_atomic
 from steerlab.core.results import Activations
 from steerlab.core.shipped import neutral_text, shipped_vectors
 from steerlab.experiment.measurements.effect.result import Effect

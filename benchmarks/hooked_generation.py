@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import steerlab as sl
-from steerlab.core.files import write_atomic
+from steerlab.core._files import write_atomic
 
 PROMPT_TOKENS = 32
 

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from steerlab.kernels import steps, top_p
+from steerlab._kernels import steps, top_p
 
 DTYPES = ("fp32", "bf16", "fp16")
 

@@ -27,7 +27,7 @@ import torch
 from extraction import SUBJECTS
 
 import steerlab as sl
-from steerlab.core.files import write_atomic
+from steerlab.core._files import write_atomic
 
 DOSES = [-0.2, -0.1, 0.0, 0.1, 0.2]
 CONTROLS = {"random": 20, "shuffled": 20, "wrong_layer": True}

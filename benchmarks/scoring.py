@@ -437,7 +437,7 @@ def kernel_gap() -> tuple[float, float]:
     """The Triton kernel against log-softmax in float64, on logits of a large vocabulary."""
     import torch
 
-    from steerlab.engines.vllm.worker.row_sums import log_probs_of, row_sums
+    from steerlab.engines.vllm._worker.row_sums import log_probs_of, row_sums
 
     logits = 10 * torch.randn(600, 128256, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     tokens = torch.randint(128256, (600,), device="cuda")

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import TopPLogitsWarper
 
-from steerlab.core.files import write_atomic
+from steerlab.core._files import write_atomic
 from steerlab.sequences import BatchedSequences, SequenceProcessor
-from steerlab.sequences.head import HeadSpec, measure_head
+from steerlab.sequences._head import HeadSpec, measure_head
 
 PROMPT_TOKENS = 16
 

@@ -29,8 +29,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import steerlab as sl
+from steerlab.core._files import write_atomic
 from steerlab.core.contrast_pairs import balanced_flips
-from steerlab.core.files import write_atomic
 from steerlab.core.shipped import shipped_vectors
 from steerlab.models import resolve
 

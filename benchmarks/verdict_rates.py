@@ -26,9 +26,9 @@ import pandas as pd
 import scipy.stats
 
 from benchmarks.slope_tables import POSITIONS, Slopes, unit
-from steerlab.experiment.measurements.effect.figures import Figures, design_of, margin_of
-from steerlab.experiment.measurements.effect.settings import EffectSettings
-from steerlab.experiment.measurements.effect.verdicts import judge
+from steerlab.experiment.measurements.effect._figures import Figures, design_of, margin_of
+from steerlab.experiment.measurements.effect._settings import EffectSettings
+from steerlab.experiment.measurements.effect._verdicts import judge
 from steerlab.measures import cluster_t_mean, null_rank
 
 STRENGTHS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)

@@ -96,7 +96,9 @@ def make_plugin_visible(directory: Path) -> None:
     info = directory / "steerlab_plugin-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steerlab-plugin\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nsteerlab = steerlab.engines.vllm.plugin:register\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nsteerlab = steerlab.engines.vllm._plugin:register\n"
+    )
     package = Path(__file__).resolve().parent.parent
     paths = [str(directory), str(package), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -498,9 +500,9 @@ def reference(model_path: str, prompt: list[int], plan, count: int) -> tuple[lis
     import torch
     from transformers import AutoModelForCausalLM
 
+    from steerlab.steering._run import PlanRun
     from steerlab.steering.plan import Plan
-    from steerlab.steering.positions.rows import RowPositions
-    from steerlab.steering.run import PlanRun
+    from steerlab.steering.positions._rows import RowPositions
 
     if model_path not in _MODELS:
         _MODELS[model_path] = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()

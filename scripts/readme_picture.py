@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import steerlab as sl
-from steerlab.experiment.blocks.tables import table_of
+from steerlab.experiment._blocks.tables import table_of
 from steerlab.experiment.plots import plot_dose_response, style
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "demo.png"

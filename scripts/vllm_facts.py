@@ -4,7 +4,7 @@
     python scripts/vllm_facts.py DIR/vllm-0.33.0-*.whl
 
 reads the wheel's source, without installing or importing it, writes `tests/vllm/touched/0.33.json`, and prints a
-sentence for each name that is otherwise than the table in `steerlab/engines/vllm/patches/touched.py` says. A version
+sentence for each name that is otherwise than the table in `steerlab/engines/vllm/_patches/touched.py` says. A version
 that the table does not know is compared with the newest that it knows.
 """
 
@@ -16,9 +16,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from steerlab.engines.vllm.patches.differences import differences
-from steerlab.engines.vllm.patches.source import Source
-from steerlab.engines.vllm.patches.touched import TOUCHED, minor
+from steerlab.engines.vllm._patches.differences import differences
+from steerlab.engines.vllm._patches.source import Source
+from steerlab.engines.vllm._patches.touched import TOUCHED, minor
 
 FACTS = Path(__file__).parent.parent / "tests" / "vllm" / "touched"
 

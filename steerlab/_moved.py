@@ -12,9 +12,9 @@ MOVED: Final = {
     "steerlab.core.pairs": "steerlab.core.contrast_pairs",
     "steerlab.experiment.entropies": "steerlab.experiment.measurements.entropy",
     "steerlab.scoring.show_tokens": "steerlab.exploring.show_tokens",
-    "steerlab.steering.edit": "steerlab.steering.operators.edit",
+    "steerlab.steering.edit": "steerlab.steering.operators._edit",
     "steerlab.steering.extract": "steerlab.steering.extraction.extract",
-    "steerlab.steering.operator": "steerlab.steering.operators.base",
+    "steerlab.steering.operator": "steerlab.steering.operators._base",
 }
 """Old path -> the module that holds its names now."""
 

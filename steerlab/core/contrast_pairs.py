@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steerlab.core.ab_questions import read_ab_questions
-from steerlab.core.characters import check_whole
+from steerlab.core._ab_questions import read_ab_questions
+from steerlab.core._characters import check_whole
+from steerlab.core._hashing import content_hash
+from steerlab.core._numbers import as_list
+from steerlab.core._records import PlacedRow, field, frame_rows, of_split, prompt_field, read_csv, read_jsonl
+from steerlab.core._splitting import check_no_leak, row_indices, split_groups
+from steerlab.core._text import PromptLike, is_prompt, plain_text, prompt_words
 from steerlab.core.errors import DataError
-from steerlab.core.hashing import content_hash
-from steerlab.core.numbers import as_list
-from steerlab.core.records import PlacedRow, field, frame_rows, of_split, prompt_field, read_csv, read_jsonl
-from steerlab.core.splitting import check_no_leak, row_indices, split_groups
-from steerlab.core.text import PromptLike, is_prompt, plain_text, prompt_words
 from steerlab.display import Piece, Shown, Table, count
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from steerlab.core._seeds import SeedLike
+from steerlab.core._text import Boundary, PromptLike, TargetLike
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt, receipts_fold
 from steerlab.core.results import Activations, Generations, Measured, Scores
-from steerlab.core.seeds import SeedLike
-from steerlab.core.text import Boundary, PromptLike, TargetLike
 from steerlab.display import Facts, Piece, Shown, figure, shortened
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from steerlab.core._numbers import as_integer, as_number, shown
 from steerlab.core.errors import PolicyError
-from steerlab.core.numbers import as_integer, as_number, shown
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from steerlab.core._spelling import token_text
+from steerlab.core._text import EncodedPair
 from steerlab.core.errors import HookPointError, InputError, SteerlabError
 from steerlab.core.receipts import Inherited, Receipt, Receipts, receipts_fold
-from steerlab.core.spelling import token_text
-from steerlab.core.text import EncodedPair
 from steerlab.core.token_sets import TokenSets
 from steerlab.display import Piece, Remarks, Shown, Table, count, figure, shortened
 

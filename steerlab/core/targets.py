@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steerlab.core.ab_questions import read_ab_questions
-from steerlab.core.characters import check_whole
-from steerlab.core.errors import DataError
-from steerlab.core.hashing import content_hash
-from steerlab.core.records import (
+from steerlab.core._ab_questions import read_ab_questions
+from steerlab.core._characters import check_whole
+from steerlab.core._hashing import content_hash
+from steerlab.core._records import (
     PlacedRow,
     field,
     frame_rows,
@@ -21,8 +20,9 @@ from steerlab.core.records import (
     read_jsonl,
     target_field,
 )
-from steerlab.core.splitting import check_no_leak, row_indices, split_groups
-from steerlab.core.text import PromptLike, TargetLike, plain_text, prompt_words
+from steerlab.core._splitting import check_no_leak, row_indices, split_groups
+from steerlab.core._text import PromptLike, TargetLike, plain_text, prompt_words
+from steerlab.core.errors import DataError
 from steerlab.display import Piece, Shown, Table, count
 
 if TYPE_CHECKING:

@@ -13,34 +13,34 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from steerlab._runtime.encoding import Encoder
+from steerlab._runtime.reference_norm import reference_windows
+from steerlab._runtime.teacher_forcing import as_values
+from steerlab.core._hook_points import HookPoint, check_site, resolve_layer, resolve_layers
+from steerlab.core._not_finite import not_finite
+from steerlab.core._numbers import check_integer
+from steerlab.core._seeds import SeedLike, check_seed, draw_keys, row_key
+from steerlab.core._spelling import Continuation
+from steerlab.core._stopping import before_stop, find_stop, stop_strings
+from steerlab.core._text import Boundary, EncodedPair, PromptLike
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
 from steerlab.core.errors import InputError
-from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
-from steerlab.core.not_finite import not_finite
-from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Completion, Generations, Measured, Score, Scores, check_pool
-from steerlab.core.seeds import SeedLike, check_seed, draw_keys, row_key
-from steerlab.core.spelling import Continuation
-from steerlab.core.stopping import before_stop, find_stop, stop_strings
-from steerlab.core.text import Boundary, EncodedPair, PromptLike
 from steerlab.display import Piece, Shown
-from steerlab.measures.draws import draw
+from steerlab.measures._draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs
 from steerlab.measures.quantities import TokenLogProb, check_named
-from steerlab.runtime.encoding import Encoder
-from steerlab.runtime.reference_norm import reference_windows
-from steerlab.runtime.teacher_forcing import as_values
-from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans
+from steerlab.steering._plan_assignment import AssignedPlan, PlanArgument, assign_plans
+from steerlab.steering._run import PlanRun
 from steerlab.steering.positions import RowPositions
-from steerlab.steering.positions.by_tokens import on_model
-from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions._by_tokens import on_model
+from steerlab.steering.positions._prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
-from steerlab.steering.run import PlanRun
 from steerlab.steering.top_tokens import check_streams
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)

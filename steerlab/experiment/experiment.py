@@ -6,15 +6,22 @@ from typing import Any
 
 import pandas as pd
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._text import PromptLike
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import RunError, SteerlabError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
 from steerlab.core.targets import Targets
-from steerlab.core.text import PromptLike
 from steerlab.display import Facts, Piece, Shown, Table
+from steerlab.experiment._store.looks import Look
+from steerlab.experiment._store.results import Results
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._store.session import Session, check_backend, read_run
+from steerlab.experiment.measurements._registry import KINDS
+from steerlab.experiment.measurements._scores import measure_scores
+from steerlab.experiment.measurements._vectors import measure_vectors
 from steerlab.experiment.measurements.baselines import BaselineComparison, PromptArm, measure_baselines
 from steerlab.experiment.measurements.confirmation import Confirmation, all_looks, measure_confirmation
 from steerlab.experiment.measurements.controls import Controls
@@ -26,8 +33,6 @@ from steerlab.experiment.measurements.interaction import Interaction, measure_in
 from steerlab.experiment.measurements.metrics import Metric
 from steerlab.experiment.measurements.parity import Parity, measure_parity
 from steerlab.experiment.measurements.preregistration import Preregistration, measure_preregistration
-from steerlab.experiment.measurements.registry import KINDS
-from steerlab.experiment.measurements.scores import measure_scores
 from steerlab.experiment.measurements.selection import (
     DEFAULT_POLICY,
     Selection,
@@ -38,11 +43,6 @@ from steerlab.experiment.measurements.selection import (
 from steerlab.experiment.measurements.selfcheck import SelfCheck, measure_selfcheck
 from steerlab.experiment.measurements.texts import Judge
 from steerlab.experiment.measurements.transfer import Transfer, measure_transfer
-from steerlab.experiment.measurements.vectors import measure_vectors
-from steerlab.experiment.store.looks import Look
-from steerlab.experiment.store.results import Results
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import Session, check_backend, read_run
 from steerlab.experiment.verify import Verification, verify
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions.where import WhereLike
@@ -798,7 +798,7 @@ class Experiment(Shown):
             >>> exp.report().name
             'report.html'
         """
-        from steerlab.experiment.report import material_of, write_material
+        from steerlab.experiment._report import material_of, write_material
 
         if not self.results:
             raise RunError("There is nothing to report yet; measure something first, e.g. an effect.")

@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from steerlab.core._numbers import check_integer, check_number
+from steerlab.core._seeds import check_single_seed
 from steerlab.core.errors import RunError, SteerlabError, UnknownOperatorError
-from steerlab.core.numbers import check_integer, check_number
-from steerlab.core.seeds import check_single_seed
 from steerlab.display import Fold, Piece, Remarks, Shown, Table
-from steerlab.experiment.measurements.registry import MEASUREMENTS
-from steerlab.experiment.store.cell_engine import score_rows_again
-from steerlab.experiment.store.session import Session
+from steerlab.experiment._store.cell_engine import score_rows_again
+from steerlab.experiment._store.session import Session
+from steerlab.experiment.measurements._registry import MEASUREMENTS
 
 COLUMNS = ["check", "item", "ok", "detail"]
 # Largest difference, in nats, that a repeated measurement may show: order of summation changes with batch and kernel.

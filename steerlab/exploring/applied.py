@@ -14,20 +14,20 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from steerlab._runtime.capturing import edit_pairs
+from steerlab._runtime.hooks import alone, install_input_hook, install_output_hook
+from steerlab._runtime.model_parts import find_parts
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import PlanError
-from steerlab.core.hook_points import HookPoint
 from steerlab.core.receipts import EditReceipt, Receipt, Receipts, mean_change, warn_if_idle
 from steerlab.display import Piece, Shown
-from steerlab.engines.lens.hooking import add_hook, find_hook_point
-from steerlab.runtime.capturing import edit_pairs
-from steerlab.runtime.hooks import alone, install_input_hook, install_output_hook
-from steerlab.runtime.model_parts import find_parts
-from steerlab.sequences.plan_resolver import PlanResolver
+from steerlab.engines.lens._hooking import add_hook, find_hook_point
+from steerlab.sequences._plan_resolver import PlanResolver
+from steerlab.steering._run import PlanRun
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions.prompt_lookup import PromptContent
-from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.positions.sets import Span
-from steerlab.steering.run import PlanRun
+from steerlab.steering.positions._prompt_lookup import PromptContent
+from steerlab.steering.positions._rows import RowPositions
+from steerlab.steering.positions._sets import Span
 
 _Install: TypeAlias = Callable[[ExitStack, "AppliedPlan"], None]
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from steerlab.core._text import PromptLike, as_prompts, prompt_words
 from steerlab.core.errors import InputError
 from steerlab.core.results import Generations
-from steerlab.core.text import PromptLike, as_prompts, prompt_words
 from steerlab.display import SideBySide, TextRow, shortened
 from steerlab.display import side_by_side as compared
 

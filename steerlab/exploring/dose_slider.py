@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from steerlab.core._numbers import check_integer, check_number
 from steerlab.core.engine import DEFAULT_POLICY, Engine
 from steerlab.core.errors import BackendMissingError, InputError
-from steerlab.core.numbers import check_integer, check_number
 from steerlab.core.policy import SamplingPolicy
 from steerlab.display import Face
 from steerlab.exploring.completions import side_by_side

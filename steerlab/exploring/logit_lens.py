@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from steerlab.core._numbers import Integer, check_integer
+from steerlab.core._spelling import token_text
+from steerlab.core._text import PromptLike, encode_prompt, is_prompt
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import Integer, check_integer
-from steerlab.core.spelling import token_text
-from steerlab.core.text import PromptLike, encode_prompt, is_prompt
 from steerlab.display import Grid, Piece, Scale, Shown, count, visible
 from steerlab.steering.plan import Plan
 from steerlab.steering.top_tokens import check_unembeds

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from steerlab.core._hook_points import resolve_layers
+from steerlab.core._spelling import token_text
+from steerlab.core._text import PromptLike, encode_prompt, is_prompt
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
-from steerlab.core.hook_points import resolve_layers
-from steerlab.core.spelling import token_text
-from steerlab.core.text import PromptLike, encode_prompt, is_prompt
 from steerlab.display import Grid, Histogram, Piece, Shown, Table, count, diverging, figure, visible
 from steerlab.steering.extraction.diagnostics import projection_auc
 from steerlab.steering.extraction.extract import read_pairs

@@ -6,11 +6,11 @@ from typing import Final, Literal
 
 import numpy as np
 
+from steerlab.core._spelling import token_text
+from steerlab.core._text import PromptLike, as_prompts, encode_prompt
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PromptError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.spelling import token_text
-from steerlab.core.text import PromptLike, as_prompts, encode_prompt
 from steerlab.display import Scale, TokenView, diverging, sequential, tokens
 from steerlab.measures.quantities import PolicyEntropy, Quantity, TokenLogProb
 from steerlab.scoring.divergence import divergence

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from steerlab._kernels.availability import runs_kernels
 from steerlab.core.policy import SamplingPolicy
-from steerlab.kernels.availability import runs_kernels
-from steerlab.measures.top_p import MIN_VOCABULARY, rows_at_once, top_p_edges
+from steerlab.measures._top_p import MIN_VOCABULARY, rows_at_once, top_p_edges
 
 LEAST_TAIL = 1e-5
 """With a smaller 1 − top_p, rounding of the total could decide on a GPU, and rows are sorted."""
@@ -100,7 +100,7 @@ def _edges(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
         return _edges_by_sort(scaled, policy)
     rows = scaled.reshape(-1, scaled.shape[-1])
     if 1 - policy.top_p > LEAST_TAIL and runs_kernels(rows):
-        from steerlab.kernels.top_p import top_p_edges_on_gpu
+        from steerlab._kernels.top_p import top_p_edges_on_gpu
 
         return top_p_edges_on_gpu(rows, policy.top_p).reshape(scaled.shape[:-1])
     edges, sure = top_p_edges(rows, policy.top_p)

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from steerlab._kernels.availability import runs_kernels
 from steerlab.core.policy import SamplingPolicy
-from steerlab.kernels.availability import runs_kernels
 from steerlab.measures.nucleus import nucleus_edges, scaled_by, up_to_edge, widen
 
 _FAR = -1e4  # an exponent whose exponential is exactly 0, and which times 0 is 0, unlike −inf
@@ -122,7 +122,7 @@ def _is_fused(logits: Tensor, dtype: torch.dtype | None) -> bool:
 
 
 def _fused_steps(logits: Tensor, tokens: Tensor, policy: SamplingPolicy, edges: Tensor | None) -> PolicySteps:
-    from steerlab.kernels.steps import RowMeasures, measure_rows_on_gpu
+    from steerlab._kernels.steps import RowMeasures, measure_rows_on_gpu
 
     measured = RowMeasures.empty(len(logits), edges, logits.device)
     measure_rows_on_gpu(logits, tokens, _divisor(policy), measured)
@@ -248,7 +248,7 @@ def policy_steps_gradient(
 def _fused_gradient(
     logits: Tensor, tokens: Tensor, policy: SamplingPolicy, edges: Tensor | None, by: Sequence[Tensor | None]
 ) -> Tensor:
-    from steerlab.kernels.steps import RowMeasures, gradient_in_place_on_gpu, measure_rows_on_gpu
+    from steerlab._kernels.steps import RowMeasures, gradient_in_place_on_gpu, measure_rows_on_gpu
 
     measured = RowMeasures.empty(len(logits), edges, logits.device)
     measure_rows_on_gpu(logits, tokens, _divisor(policy), measured)

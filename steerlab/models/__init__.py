@@ -3,7 +3,7 @@
 One resolver serves all engines, so that they run the same weights.
 """
 
-from steerlab.models.hashing import weights_hash
-from steerlab.models.resolver import ALIASES, ResolvedModel, prepare, resolve
+from steerlab.models._hashing import weights_hash
+from steerlab.models._resolver import ALIASES, ResolvedModel, prepare, resolve
 
 __all__ = ["ALIASES", "ResolvedModel", "prepare", "resolve", "weights_hash"]

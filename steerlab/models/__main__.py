@@ -3,7 +3,7 @@
 import sys
 
 from steerlab.core.errors import SteerlabError
-from steerlab.models.resolver import resolve
+from steerlab.models._resolver import resolve
 
 
 def main(arguments: list[str]) -> int:

@@ -6,20 +6,20 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import resolve_layers
+from steerlab.core._numbers import as_list, as_number, check_flag, check_integer, shown
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.hook_points import resolve_layers
-from steerlab.core.numbers import as_list, as_number, check_flag, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
+from steerlab.experiment._store.cell_engine import cell_engine_for
+from steerlab.experiment._store.run import Run
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
-from steerlab.experiment.store.cell_engine import cell_engine_for
-from steerlab.experiment.store.run import Run
 from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.protocols._axbench_vectors import READ, WHERE, concept_vector
+from steerlab.protocols._recording import kept, run_of
 from steerlab.protocols.axbench_data import Concept
-from steerlab.protocols.axbench_vectors import READ, WHERE, concept_vector
-from steerlab.protocols.recording import kept, run_of
 from steerlab.scoring.judging import RubricJudge
 from steerlab.scoring.judging.judge import judge as make_judge
 from steerlab.steering.operators import add

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from steerlab.core._hashing import content_hash
+from steerlab.core._numbers import check_integer
 from steerlab.core.errors import DataError
-from steerlab.core.hashing import content_hash
-from steerlab.core.numbers import check_integer
 
 COLUMNS: Final = ("input", "output", "output_concept", "concept_genre", "category", "concept_id")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from steerlab.core._hashing import content_hash
+from steerlab.core._records import read_jsonl
+from steerlab.core._text import PromptLike
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import DataError
-from steerlab.core.hashing import content_hash
-from steerlab.core.records import read_jsonl
 from steerlab.core.targets import TargetItem, Targets
-from steerlab.core.text import PromptLike
 from steerlab.display import Piece, Shown, Table, count, shortened
 
 _LETTER = re.compile(r"^\s*\(?([A-Z])\)?[.:]?\s*$")

@@ -7,18 +7,18 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hashing import content_hash
+from steerlab.core._hook_points import resolve_layers
+from steerlab.core._numbers import as_list, check_flag, check_integer, check_number, shown
+from steerlab.core._progress import progress
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import DataError, InputError
-from steerlab.core.hashing import content_hash
-from steerlab.core.hook_points import resolve_layers
-from steerlab.core.numbers import as_list, check_flag, check_integer, check_number, shown
-from steerlab.core.progress import progress
+from steerlab.experiment._store.run import Run
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
-from steerlab.experiment.store.run import Run
-from steerlab.protocols.next_tokens import kl_of_next_tokens, refusal_log_odds
-from steerlab.protocols.recording import kept, run_of
+from steerlab.protocols._next_tokens import kl_of_next_tokens, refusal_log_odds
+from steerlab.protocols._recording import kept, run_of
 from steerlab.steering.operators import ablate, add
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import where

@@ -7,17 +7,17 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import resolve_layers
+from steerlab.core._numbers import check_flag, shown
 from steerlab.core.errors import InputError
-from steerlab.core.hook_points import resolve_layers
-from steerlab.core.numbers import check_flag, shown
+from steerlab.experiment._store.run import Run
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
-from steerlab.experiment.store.run import Run
 from steerlab.measures.intervals import cluster_bootstrap_mean, least_squares_slopes
-from steerlab.protocols.arguments import behaviours_of, multipliers_of
+from steerlab.protocols._arguments import behaviours_of, multipliers_of
+from steerlab.protocols._recording import kept, margins, run_of
 from steerlab.protocols.choices import ChoiceItems
-from steerlab.protocols.recording import kept, margins, run_of
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import SteeringVector

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from steerlab.core._files import remove_leftovers, write_atomic
 from steerlab.core.errors import DataError, InputError, RunError
-from steerlab.core.files import remove_leftovers, write_atomic
-from steerlab.scoring.journal import check_fingerprint
+from steerlab.scoring._journal import check_fingerprint
 
 DistributionDtype = Literal["float16", "float32"]
 INDEX, COMPLETE = "index.json", "complete.json"

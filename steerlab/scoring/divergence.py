@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._progress import progress
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.progress import progress
 from steerlab.display import Facts, Histogram, Piece, Shown, Table, count, figure
 from steerlab.measures.divergence import jensen_shannon, normalised_kl
 from steerlab.measures.nucleus import policy_log_probs
 from steerlab.measures.quantities import LogDistribution
-from steerlab.scoring.source import TextLike
-from steerlab.scoring.stream import TextWindows, window_values
+from steerlab.scoring._source import TextLike
+from steerlab.scoring._stream import TextWindows, window_values
 from steerlab.scoring.windows import window_sizes
 
 if TYPE_CHECKING:

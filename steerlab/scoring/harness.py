@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from steerlab.core.characters import check_whole
+from steerlab.core._characters import check_whole
+from steerlab.core._numbers import check_integer
+from steerlab.core._spelling import Continuation
+from steerlab.core._text import continued_chat
 from steerlab.core.engine import Engine
 from steerlab.core.errors import BackendMissingError, InputError, PromptError
-from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.spelling import Continuation
-from steerlab.core.text import continued_chat
 from steerlab.measures.quantities import PolicyLogQ, TokenLogProb
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan

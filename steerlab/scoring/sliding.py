@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._progress import progress
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError
-from steerlab.core.progress import progress
 from steerlab.core.results import exp_or_inf
 from steerlab.display import Facts, Histogram, Piece, Shown, count, figure
 from steerlab.measures.quantities import LogDistribution, TokenLogProb
+from steerlab.scoring._journal import Journal, Record
+from steerlab.scoring._source import TextLike, count_tokens
+from steerlab.scoring._stream import TextWindows, batched, window_values
 from steerlab.scoring.distributions import DistributionDtype, DistributionWriter, announce
-from steerlab.scoring.journal import Journal, Record
-from steerlab.scoring.source import TextLike, count_tokens
-from steerlab.scoring.stream import TextWindows, batched, window_values
 from steerlab.scoring.texts import window_nlls
 from steerlab.scoring.windows import TextWindow, WindowSizes, window_sizes
 

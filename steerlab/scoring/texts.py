@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from steerlab.core._text import PromptLike, encode_prompt
 from steerlab.core.engine import Engine
 from steerlab.core.errors import PromptError
-from steerlab.core.text import PromptLike, encode_prompt
 from steerlab.scoring.windows import TextWindow, check_positions, sliding_windows
 
 

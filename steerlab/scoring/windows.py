@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from steerlab.core._numbers import as_integer, shown
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PlanError
-from steerlab.core.numbers import as_integer, shown
-from steerlab.steering.positions.by_tokens import ByTokens
-from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.positions.sets import Generated, Index, Marked
+from steerlab.steering.positions._by_tokens import ByTokens
+from steerlab.steering.positions._rows import RowPositions
+from steerlab.steering.positions._sets import Generated, Index, Marked
 
 
 @dataclass(frozen=True)

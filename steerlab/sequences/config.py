@@ -6,8 +6,8 @@ from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 import torch
 
+from steerlab.core._numbers import check_flag, check_integer
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
 
 T = TypeVar("T")

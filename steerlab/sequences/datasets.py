@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from steerlab.core._numbers import check_integer
+from steerlab.core._records import field, read_jsonl
 from steerlab.core.errors import BackendMissingError, DataError
-from steerlab.core.numbers import check_integer
-from steerlab.core.records import field, read_jsonl
-from steerlab.sequences.arithmetic import arithmetic_problems, plain_prompt, r1_prompt
+from steerlab.sequences._arithmetic import arithmetic_problems, plain_prompt, r1_prompt
 
 DatasetFunction = Callable[[str], Sequence[Mapping[str, Any]]]
 """From a split's name to its rows; each has a `prompt`, and an `answer` where one is known."""

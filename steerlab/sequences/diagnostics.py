@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from steerlab.core._numbers import as_integer, as_list
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import as_integer, as_list
 from steerlab.core.policy import SamplingPolicy
 from steerlab.display import Facts, Fold, Piece, Remarks, Shown, Table, count, figure
 from steerlab.measures.steps import PolicySteps, policy_steps
+from steerlab.sequences._storage import cut, joined_arrays, read_results, write_results
 from steerlab.sequences.config import check_count
-from steerlab.sequences.storage import cut, joined_arrays, read_results, write_results
 from steerlab.sequences.types import as_array, surprisal
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class DiagnosticsResults(Shown):
         return [table, Remarks(["Means over steps, in nats; the support is the number of tokens in the nucleus."])]
 
     def save(self, path: str | Path) -> Path:
-        """Writes a JSON file and, beside it, the tensors; see `steerlab.sequences.storage`."""
+        """Writes a JSON file and, beside it, the tensors; see `steerlab.sequences._storage`."""
         lens = [[pack.sequence.num_tokens for pack in row] for row in self.diagnostics]
         tensors = {
             name: joined_arrays([[getattr(pack.steps, name) for pack in row] for row in self.diagnostics])

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from steerlab._runtime.evaluation import evaluating
 from steerlab.core.errors import InputError
-from steerlab.runtime.evaluation import evaluating
-from steerlab.sequences.assembly import Assembly
+from steerlab.sequences._assembly import Assembly
+from steerlab.sequences._scoring import ScoringRequest
 from steerlab.sequences.importance import importance_weights
-from steerlab.sequences.scoring import ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults, Support
-from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering._plan_assignment import PlanArgument
 
 if TYPE_CHECKING:
     from steerlab.sequences.processor import SequenceProcessor

@@ -30,7 +30,7 @@ from steerlab.measures.intervals import Interval
 from steerlab.measures.nucleus import truncates
 from steerlab.sequences.config import FunctionalPrecision
 from steerlab.sequences.types import BatchedSequences, LogprobResults
-from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering._plan_assignment import PlanArgument
 
 if TYPE_CHECKING:
     from steerlab.sequences.processor import SequenceProcessor

@@ -11,29 +11,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerlab.core.arguments import explains_arguments
+from steerlab._runtime.hooks import alone
+from steerlab._runtime.model_parts import ModelParts, find_parts
+from steerlab._runtime.shared_weights import HoldsModel
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._stopping import stop_strings
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.receipts import Receipt, warn_if_idle
-from steerlab.core.stopping import stop_strings
-from steerlab.runtime.hooks import alone
-from steerlab.runtime.model_parts import ModelParts, find_parts
-from steerlab.runtime.shared_weights import HoldsModel
-from steerlab.sequences.assembly import Assembly
+from steerlab.sequences._assembly import Assembly
+from steerlab.sequences._functional import functional_logits
+from steerlab.sequences._overrides import Overrides, state_override
+from steerlab.sequences._plan_resolver import PlanResolver
+from steerlab.sequences._precision import precise
+from steerlab.sequences._sampling import Sampler, SamplingRequest, single_seed
+from steerlab.sequences._scoring import Scorer, ScoringRequest
+from steerlab.sequences._weights_match import check_same_weights, parameters_fingerprint
 from steerlab.sequences.config import GenerationConfig, ProcessorConfig, SettingsView, as_dtype, check_count
 from steerlab.sequences.datasets import PoolPrompts, draw_from_pool, sample_examples
 from steerlab.sequences.diagnostics import EARLY_STEPS, DiagnosticsResults
-from steerlab.sequences.functional import functional_logits
 from steerlab.sequences.importance import RatioHealth
-from steerlab.sequences.overrides import Overrides, state_override
-from steerlab.sequences.plan_resolver import PlanResolver
-from steerlab.sequences.precision import precise
 from steerlab.sequences.rewards import Reward, rewards_of, tag_reward
-from steerlab.sequences.sampling import Sampler, SamplingRequest, single_seed
-from steerlab.sequences.scoring import Scorer, ScoringRequest
 from steerlab.sequences.types import BatchedSequences, LogprobResults, Support, as_array
-from steerlab.sequences.weights_match import check_same_weights, parameters_fingerprint
-from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering._plan_assignment import PlanArgument
 
 DEFAULT_STOP = ("</answer>",)
 DEFAULT_DATASET = "arithmetic_r1"

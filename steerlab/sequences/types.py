@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steerlab.core._text import prompt_words
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt, Receipts, receipts_fold
-from steerlab.core.text import prompt_words
 from steerlab.core.token_sets import TokenSets
 from steerlab.display import Piece, Shown, Table, count, figure
-from steerlab.sequences.storage import as_arrays, cut, joined, joined_arrays, read_results, write_results
+from steerlab.sequences._storage import as_arrays, cut, joined, joined_arrays, read_results, write_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,7 +177,7 @@ class BatchedSequences(Shown):
         )
 
     def save(self, path: str | Path) -> Path:
-        """Writes a JSON file and, beside it, the tensors; see `steerlab.sequences.storage`."""
+        """Writes a JSON file and, beside it, the tensors; see `steerlab.sequences._storage`."""
         tensors = {"sequences": self.sequences, "attention_masks": self.attention_masks}
         if self.sampler_logqs is not None:
             tensors["sampler_logqs"] = joined_arrays(self.sampler_logqs)
@@ -365,7 +365,7 @@ class LogprobResults(Shown):
         return [[as_array(values) == -math.inf for values in row] for row in self.token_logqs]
 
     def save(self, path: str | Path) -> Path:
-        """Writes a JSON file and, beside it, the tensors, without graphs; see `steerlab.sequences.storage`."""
+        """Writes a JSON file and, beside it, the tensors, without graphs; see `steerlab.sequences._storage`."""
         lens = [[len(values) for values in row] for row in self.logprobs]
         tensors = {"logprobs": joined(self.logprobs), "token_logqs": joined(self.token_logqs)}
         computed = [[len(values) for values in row] for row in self.rb_entropies] == lens

@@ -10,7 +10,7 @@ from torch import Tensor
 from steerlab.core.errors import InputError
 from steerlab.sequences.entropy_gradient import summed_gradients
 from steerlab.sequences.types import BatchedSequences
-from steerlab.steering.plan_assignment import PlanArgument
+from steerlab.steering._plan_assignment import PlanArgument
 
 if TYPE_CHECKING:
     from steerlab.sequences.processor import SequenceProcessor

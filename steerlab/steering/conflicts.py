@@ -12,10 +12,10 @@ import torch
 
 from steerlab.core.errors import PlanError
 from steerlab.steering.operators import Ablate, Clamp, Set
-from steerlab.steering.operators.edit import Edit
-from steerlab.steering.positions.by_tokens import ByTokens
-from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.positions.sets import Marked, Where
+from steerlab.steering.operators._edit import Edit
+from steerlab.steering.positions._by_tokens import ByTokens
+from steerlab.steering.positions._rows import RowPositions
+from steerlab.steering.positions._sets import Marked, Where
 
 _SAME_AXIS = 1 - 1e-6
 _LONGEST = 48

@@ -6,13 +6,13 @@ from typing import Any
 
 import pandas as pd
 
+from steerlab.core._spelling import token_text
+from steerlab.core._text import PromptLike, TargetLike, encode_pair, encode_prompt, is_prompt, is_target
 from steerlab.core.errors import PlanError, PromptError
-from steerlab.core.spelling import token_text
-from steerlab.core.text import PromptLike, TargetLike, encode_pair, encode_prompt, is_prompt, is_target
 from steerlab.display import Fold, Piece, Remarks, Shown, Table, TokenRow, TokenView, count, sequential, visible
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions.prompt_lookup import PromptContent, marks_for
-from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions._prompt_lookup import PromptContent, marks_for
+from steerlab.steering.positions._rows import RowPositions
 
 _ANY_ID = 1 << 62
 _WIDEST = 24

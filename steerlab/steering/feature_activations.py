@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from steerlab.core.spelling import token_text
+from steerlab.core._spelling import token_text
 from steerlab.display import Piece, Shown, Table, count, figure, visible
 
 _ROWS_SHOWN = 20

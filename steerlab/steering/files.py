@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
+from steerlab.core._files import write_atomic
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import HookPointError, VectorFileError, VectorShapeError, VectorValueError
-from steerlab.core.files import write_atomic
-from steerlab.core.hook_points import HookPoint
 from steerlab.steering.low_rank import LowRank
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 

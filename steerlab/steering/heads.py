@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import HookPoint, resolve_layer
+from steerlab.core._numbers import Integer, as_integer, shown
 from steerlab.core.engine import HeadsEngine
 from steerlab.core.errors import HookPointError, InputError, VectorShapeError, VectorValueError
-from steerlab.core.hook_points import HookPoint, resolve_layer
-from steerlab.core.numbers import Integer, as_integer, shown
-from steerlab.steering.row_values import row_of, shape_of
+from steerlab.steering._row_values import row_of, shape_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, model_entries
 
 

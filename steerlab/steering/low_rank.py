@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steerlab.core._hashing import bytes_hash
 from steerlab.core.errors import VectorShapeError, VectorValueError
-from steerlab.core.hashing import bytes_hash
 
 # How far R Rᵀ may be from the identity: rows kept in bfloat16 are off by a few thousandths.
 TOLERANCE = 0.02

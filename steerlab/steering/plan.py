@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
+from steerlab.core._hashing import content_hash
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import Number, as_number, shown
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import PlanError, VectorMismatchError
-from steerlab.core.hashing import content_hash
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import Number, as_number, shown
 from steerlab.display import Facts, Piece, Shown, Table
+from steerlab.steering._finite_range import check_finite_range
 from steerlab.steering.conflicts import check_conflicts
-from steerlab.steering.finite_range import check_finite_range
 from steerlab.steering.operators import operator_from_json
-from steerlab.steering.operators.edit import Edit
+from steerlab.steering.operators._edit import Edit
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions import condition as conditions
 from steerlab.steering.positions import schedule as schedules
 from steerlab.steering.positions import where as positions
-from steerlab.steering.positions.by_tokens import check_vocabulary, spell
+from steerlab.steering.positions._by_tokens import check_vocabulary, spell
 from steerlab.steering.positions.condition import Condition
 from steerlab.steering.vectors import SteeringVector, VectorCard
 

@@ -24,16 +24,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import Integer, as_integer, as_list
+from steerlab.core._text import PromptLike
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PlanError, VectorFileError, VectorShapeError
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import Integer, as_integer, as_list
-from steerlab.core.text import PromptLike
 from steerlab.display import Facts, Piece, Shown, figure
+from steerlab.steering._sae_arrays import SaeArrays
 from steerlab.steering.feature_activations import FeatureActivations
 from steerlab.steering.files import usable_vector
 from steerlab.steering.positions.where import WhereLike
-from steerlab.steering.sae_arrays import SaeArrays
 from steerlab.steering.vectors import SteeringVector, VectorCard
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from steerlab.core._numbers import Integer, check_integer
+from steerlab.core._spelling import token_text
 from steerlab.core.engine import ModelInfo, UnembeddingEngine
 from steerlab.core.errors import InputError, VectorShapeError
-from steerlab.core.numbers import Integer, check_integer
-from steerlab.core.spelling import token_text
 from steerlab.display import Grid, Piece, Remarks, Shown, Table, sequential, visible
 from steerlab.steering.vectors import SteeringVector
 

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steerlab.core.characters import check_whole
+from steerlab.core._characters import check_whole
+from steerlab.core._hashing import bytes_hash
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import HookPointError, InputError, VectorMismatchError, VectorShapeError, VectorValueError
-from steerlab.core.hashing import bytes_hash
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import Integer, Number, as_integer, as_number, check_number, plain, shown
 from steerlab.display import Facts, Fold, Piece, Shown, Table, figure, shortened
+from steerlab.steering._row_values import row_of, shape_of
 from steerlab.steering.low_rank import LowRank
-from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vector_diagnostics import Diagnostics
 
 _LOADERS: dict[str, Callable[[], Any]] = {}

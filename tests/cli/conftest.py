@@ -6,7 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from steerlab.cli.app import app
+from steerlab._cli.app import app
 from steerlab.steering.vectors import SteeringVector
 
 

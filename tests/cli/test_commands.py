@@ -35,7 +35,7 @@ def extracted(tmp_path_factory, data, tiny_llama_path) -> tuple[Path, str]:
 
 def test_help_loads_nothing_heavy():
     code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom steerlab.cli.app import app\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom steerlab._cli.app import app\n"
         "for line in (['--help'], ['run', '--help'], ['demo', '--help'], ['--version']):\n"
         "    assert CliRunner().invoke(app, line).exit_code == 0\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"

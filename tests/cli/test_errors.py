@@ -138,12 +138,12 @@ def test_debug_shows_the_traceback(steerlab, monkeypatch):
 
 
 def test_unexpected_exceptions_stay_what_they_are(steerlab, monkeypatch):
-    monkeypatch.setattr("steerlab.cli.generate.loaded", failing(ZeroDivisionError()))
+    monkeypatch.setattr("steerlab._cli.generate.loaded", failing(ZeroDivisionError()))
     assert isinstance(steerlab("generate", "--prompt", "a").exception, ZeroDivisionError)
 
 
 def test_interrupt_ends_with_130_and_a_line(steerlab, monkeypatch):
-    monkeypatch.setattr("steerlab.cli.generate.loaded", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("steerlab._cli.generate.loaded", failing(KeyboardInterrupt()))
     outcome = steerlab("generate", "--prompt", "a")
     assert outcome.code == 130
     assert outcome.err.startswith("interrupted")

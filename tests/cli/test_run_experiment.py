@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel
 
 import steerlab as sl
-from steerlab.cli.inputs import LENS_OPTIONS, Blame, load_options, read_inputs
-from steerlab.cli.yaml_file import read_spec
+from steerlab._cli.inputs import LENS_OPTIONS, Blame, load_options, read_inputs
+from steerlab._cli.yaml_file import read_spec
 from steerlab.engines.lens import load as load_lens
 
 SMALLEST = {
@@ -80,8 +80,8 @@ def sections(kind: type[BaseModel]) -> set[type[BaseModel]]:
 
 
 def test_every_key_is_described_where_it_is_declared():
-    from steerlab.cli.spec import ExperimentSpec
-    from steerlab.cli.sweep_spec import SweepSpec
+    from steerlab._cli.spec import ExperimentSpec
+    from steerlab._cli.sweep_spec import SweepSpec
 
     missing = [
         f"{kind.__name__}.{key}"
@@ -93,8 +93,8 @@ def test_every_key_is_described_where_it_is_declared():
 
 
 def test_the_documentation_names_every_key():
-    from steerlab.cli.spec import ExperimentSpec
-    from steerlab.cli.sweep_spec import SweepSpec
+    from steerlab._cli.spec import ExperimentSpec
+    from steerlab._cli.sweep_spec import SweepSpec
 
     page = (Path(__file__).parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
     keys = {key for kind in sections(ExperimentSpec) | sections(SweepSpec) for key in kind.model_fields}

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 import steerlab as sl
-from steerlab.cli.protocol_runner import protocol_of
-from steerlab.cli.protocol_spec import PROTOCOLS
-from steerlab.cli.yaml_file import read_mapping
+from steerlab._cli.protocol_runner import protocol_of
+from steerlab._cli.protocol_spec import PROTOCOLS
+from steerlab._cli.yaml_file import read_mapping
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("protocol-*.yaml"))

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 import steerlab as sl
-from steerlab.cli.inputs import Blame
-from steerlab.cli.sweep_runner import cells_of
-from steerlab.cli.sweep_spec import sweep_of
-from steerlab.cli.yaml_file import read_mapping
+from steerlab._cli.inputs import Blame
+from steerlab._cli.sweep_runner import cells_of
+from steerlab._cli.sweep_spec import sweep_of
+from steerlab._cli.yaml_file import read_mapping
 
 BASE = {
     "model": "./no-such-model",

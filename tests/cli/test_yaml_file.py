@@ -8,8 +8,8 @@ import torch
 import yaml
 
 import steerlab as sl
-from steerlab.cli.inputs import read_inputs
-from steerlab.cli.yaml_file import read_mapping, read_spec
+from steerlab._cli.inputs import read_inputs
+from steerlab._cli.yaml_file import read_mapping, read_spec
 from steerlab.core.errors import DataError
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
@@ -176,7 +176,7 @@ def test_the_example_is_valid_and_its_data_are_there():
 
 
 def test_the_demo_is_the_example():
-    from steerlab.cli.demo import demo_spec
+    from steerlab._cli.demo import demo_spec
     from steerlab.core.shipped import shipped_vectors
 
     example = read_spec(EXAMPLE)

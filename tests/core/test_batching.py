@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steerlab.core.batching import batches_by_tokens
+from steerlab.core._batching import batches_by_tokens
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))

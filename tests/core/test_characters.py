@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.core.characters import half_character
-from steerlab.core.encoded_pairs import check_variants, encode_pairs
-from steerlab.core.files import write_atomic
-from steerlab.core.stopping import stop_strings
-from steerlab.core.text import EncodedPrompt, encode_prompt
+from steerlab.core._characters import half_character
+from steerlab.core._encoded_pairs import check_variants, encode_pairs
+from steerlab.core._files import write_atomic
+from steerlab.core._stopping import stop_strings
+from steerlab.core._text import EncodedPrompt, encode_prompt
 from steerlab.steering.positions.where import span
 from steerlab.steering.vectors import VectorCard
 from tests.tiny_models import build_tiny_tokenizer

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steerlab.core.encoded_pairs import check_variants, encode_pairs, spelled_bytes
+from steerlab.core._encoded_pairs import check_variants, encode_pairs, spelled_bytes
+from steerlab.core._text import encode_pair, encode_prompt
 from steerlab.core.errors import TargetError
-from steerlab.core.text import encode_pair, encode_prompt
 from tests.tiny_models import build_tiny_tokenizer
 
 TOKENIZER = build_tiny_tokenizer(chat=True)

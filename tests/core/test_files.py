@@ -3,8 +3,8 @@ import stat
 
 import pytest
 
+from steerlab.core._files import write_atomic
 from steerlab.core.errors import InputError
-from steerlab.core.files import write_atomic
 
 
 def test_writes_text_and_bytes_and_makes_the_folder(tmp_path):

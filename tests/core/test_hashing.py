@@ -1,4 +1,4 @@
-from steerlab.core.hashing import HASH_LENGTH, bytes_hash, content_hash
+from steerlab.core._hashing import HASH_LENGTH, bytes_hash, content_hash
 
 
 def test_key_order_does_not_matter_and_content_does():

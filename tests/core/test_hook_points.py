@@ -1,7 +1,7 @@
 import pytest
 
+from steerlab.core._hook_points import SITES, HookPoint, resolve_layer, resolve_layers
 from steerlab.core.errors import HookPointError
-from steerlab.core.hook_points import SITES, HookPoint, resolve_layer, resolve_layers
 
 
 @pytest.mark.parametrize("site", SITES)

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
+from steerlab.core._numbers import as_integer, as_list, as_number, check_integer, check_number, plain, shown
 from steerlab.core.errors import InputError, PlanError
-from steerlab.core.numbers import as_integer, as_list, as_number, check_integer, check_number, plain, shown
 
 THREES = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.int16)]
 HALVES = [

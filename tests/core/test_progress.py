@@ -9,11 +9,11 @@ import termios
 
 import pytest
 
-from steerlab.core import progress as module
-from steerlab.core.progress import progress
+from steerlab.core import _progress as module
+from steerlab.core._progress import progress
 
 WORK = """
-from steerlab.core import progress as module
+from steerlab.core import _progress as module
 module.DELAY = 0.0
 with module.progress(3, "outer", "arm") as bar:
     for _ in range(3):

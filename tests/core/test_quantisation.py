@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import BitsAndBytesConfig
 
-from steerlab.core.quantisation import quantisation
+from steerlab.core._quantisation import quantisation
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steerlab.core import files
+from steerlab.core import _files as files
+from steerlab.core._records import field, frame_rows, placed_records, read_csv, read_jsonl
 from steerlab.core.errors import DataError
-from steerlab.core.records import field, frame_rows, placed_records, read_csv, read_jsonl
 
 
 def write(tmp_path, text):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from steerlab.core._text import EncodedPair
 from steerlab.core.errors import HookPointError, InputError
 from steerlab.core.receipts import EditReceipt, Receipt
 from steerlab.core.results import Activations, Completion, Generations, Score, Scores, check_pool
-from steerlab.core.text import EncodedPair
 from tests.tiny_models import build_tiny_tokenizer
 
 

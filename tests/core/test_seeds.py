@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from steerlab.core._seeds import check_seed, draw_keys, row_key
 from steerlab.core.errors import InputError
-from steerlab.core.seeds import check_seed, draw_keys, row_key
 
 
 def test_draws_are_a_function_of_the_key_alone():

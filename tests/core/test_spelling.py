@@ -1,10 +1,10 @@
 import pytest
 
-from steerlab.core import encoded_pairs
-from steerlab.core.encoded_pairs import encode_pairs
+from steerlab.core import _encoded_pairs as encoded_pairs
+from steerlab.core._encoded_pairs import encode_pairs
+from steerlab.core._spelling import Continuation, ids_after, spelled_bytes, token_text
+from steerlab.core._text import EncodedPrompt, encode_pair, encode_prompt
 from steerlab.core.errors import TargetError
-from steerlab.core.spelling import Continuation, ids_after, spelled_bytes, token_text
-from steerlab.core.text import EncodedPrompt, encode_pair, encode_prompt
 from tests.tiny_models import SPACING_KINDS, build_spacing_tokenizer
 
 TOKENIZERS = {kind: build_spacing_tokenizer(kind) for kind in SPACING_KINDS}

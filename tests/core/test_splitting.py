@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steerlab.core._splitting import check_no_leak, split_groups
 from steerlab.core.errors import DataError
-from steerlab.core.splitting import check_no_leak, split_groups
 
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=30), st.floats(0.05, 0.95), st.integers(0, 9))

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from steerlab.core._stopping import before_stop, eos_ids_of, find_stop, stop_strings
 from steerlab.core.errors import InputError
-from steerlab.core.stopping import before_stop, eos_ids_of, find_stop, stop_strings
 
 
 def test_the_earliest_stop_string_cuts():

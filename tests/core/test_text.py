@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from steerlab.core.errors import PromptError, TargetError
-from steerlab.core.text import (
+from steerlab.core._text import (
     EncodedPrompt,
     adds_bos,
     as_prompts,
@@ -19,6 +18,7 @@ from steerlab.core.text import (
     is_single_prompt,
     render_chat,
 )
+from steerlab.core.errors import PromptError, TargetError
 from tests.tiny_models import BOS, EOS, build_tiny_tokenizer
 
 PLAIN = build_tiny_tokenizer(chat=True)  # has a BOS and does not add it, like SmolLM2's

@@ -5,7 +5,7 @@ import re
 import pytest
 from typer.main import get_command
 
-from steerlab.cli.app import app
+from steerlab._cli.app import app
 from tests.docs.pages import ROOT
 
 COMMANDS = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]

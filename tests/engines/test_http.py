@@ -13,11 +13,11 @@ import steerlab as sl
 from steerlab.core.errors import EngineError, InputError, PlanError, SteerlabError
 from steerlab.core.results import Completion, Generations, Measured
 from steerlab.core.token_sets import TokenSets
-from steerlab.engines.http.failures import failure_json, failure_of, status_of
-from steerlab.engines.http.frames import SIZE, CutOffError, Frame, frames_in, read_frame
-from steerlab.engines.http.plain import plain_result
-from steerlab.engines.http.plans import plans_in, plans_message
-from steerlab.engines.http.results import activations_in, generations_in, measured_in, result_frame, scores_in
+from steerlab.engines._http.failures import failure_json, failure_of, status_of
+from steerlab.engines._http.frames import SIZE, CutOffError, Frame, frames_in, read_frame
+from steerlab.engines._http.plain import plain_result
+from steerlab.engines._http.plans import plans_in, plans_message
+from steerlab.engines._http.results import activations_in, generations_in, measured_in, result_frame, scores_in
 from steerlab.engines.toy import ToyEngine
 from steerlab.measures.quantities import LogDistribution, TokenLogProb
 

@@ -12,11 +12,11 @@ import torch
 
 import steerlab as sl
 from steerlab.core.policy import SamplingPolicy
-from steerlab.engines.http.failures import failure_json
-from steerlab.engines.http.frames import Frame, read_frame
-from steerlab.engines.http.plans import plans_in
-from steerlab.engines.http.results import result_frame
-from steerlab.engines.remote.connection import RemoteConnection
+from steerlab.engines._http.failures import failure_json
+from steerlab.engines._http.frames import Frame, read_frame
+from steerlab.engines._http.plans import plans_in
+from steerlab.engines._http.results import result_frame
+from steerlab.engines.remote._connection import RemoteConnection
 from steerlab.engines.toy import ToyEngine
 
 PROMPTS, TARGETS = ["one two", "three"], [["four", "five"], ["six"]]
@@ -110,7 +110,7 @@ def address(server):
 
 @pytest.fixture
 def engine(address, monkeypatch, tmp_path):
-    monkeypatch.setattr("steerlab.engines.remote.connection._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("steerlab.engines.remote._connection._FIRST_WAIT", 0.01)
     monkeypatch.setenv("STEERLAB_CACHE", str(tmp_path))
     with sl.RemoteEngine(address, patience=20) as engine:
         yield engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.core.arguments import INSTEAD
+from steerlab.core._arguments import INSTEAD
 from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
 from steerlab.engines.vllm.repcontrol import RepControl
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.core.hook_points import HookPoint
+from steerlab.core._hook_points import HookPoint
 
 
 def ones(width=64, layer=1, site="resid_post"):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.experiment.measurements.checks import check_doses
+from steerlab.engines.vllm._wire.config import SteeringConfig
+from steerlab.experiment.measurements._checks import check_doses
 from steerlab.experiment.measurements.metrics import value_of
 from steerlab.experiment.measurements.selection import list_tries
 from steerlab.steering.positions import schedule

@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
+from steerlab.experiment.measurements.effect._rows import ROW_COLUMNS
+from steerlab.experiment.measurements.effect._settings import RULE, EffectSettings
 from steerlab.experiment.measurements.effect.result import Effect
-from steerlab.experiment.measurements.effect.rows import ROW_COLUMNS
-from steerlab.experiment.measurements.effect.settings import RULE, EffectSettings
 
 DOSES = [-0.2, -0.1, 0.0, 0.1, 0.2]
 

@@ -9,7 +9,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.experiment.measurements.baselines.measure import neutral_lead, text_nlls_after
+from steerlab.experiment.measurements.baselines._measure import neutral_lead, text_nlls_after
 from steerlab.measures.intervals import cluster_bootstrap_mean
 from steerlab.scoring import text_nlls
 from tests.experiment.data import TARGETS, TEXTS

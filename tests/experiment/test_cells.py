@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from steerlab.core.errors import RunError
-from steerlab.experiment.store.cells import Cell, Cells, ResumeNotice
-from steerlab.experiment.store.run_folder import RunFolder
+from steerlab.experiment._store.cells import Cell, Cells, ResumeNotice
+from steerlab.experiment._store.run_folder import RunFolder
 
 FRAME = pd.DataFrame(
     {"item": [0, 1], "log_prob": [-1.5, float("nan")], "ids": [[1, 2], []], "boundary": ["clean", "m"]}

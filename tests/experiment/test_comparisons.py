@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from steerlab.experiment.measurements.effect.comparisons import with_comparisons
+from steerlab.experiment.measurements.effect._comparisons import with_comparisons
 from steerlab.experiment.measurements.effect.result import Effect
 from tests.experiment.frames import make_effect
 

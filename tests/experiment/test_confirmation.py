@@ -8,10 +8,10 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
-from steerlab.experiment.blocks.material import Material
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._report.document import document
 from steerlab.experiment.measurements.confirmation import confirm
 from steerlab.experiment.measurements.selection import select
-from steerlab.experiment.report.document import document
 
 
 def targets(prompts, groups=None):

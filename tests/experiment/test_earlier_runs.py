@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.experiment.measurements.registry import MEASUREMENTS
+from steerlab.experiment.measurements._registry import MEASUREMENTS
 
 LATER_KINDS = {"preregistration", "baseline", "judgement", "protocol"}
 STORED = Path(__file__).with_name("earlier_run") / "run.zip"

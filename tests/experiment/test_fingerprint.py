@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 import steerlab as sl
-from steerlab.experiment.store.fingerprint import Fingerprint, engine_versions, expected_device, numeric_options
+from steerlab.experiment._store.fingerprint import Fingerprint, engine_versions, expected_device, numeric_options
 
 
 @pytest.fixture

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab.core._splitting import split_groups
 from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.results import Activations
-from steerlab.core.splitting import split_groups
-from steerlab.experiment.measurements.effect import comparisons, result
-from steerlab.experiment.measurements.effect.comparisons import with_comparisons
-from steerlab.experiment.measurements.registry import KINDS
-from steerlab.experiment.store.cell_engine import CellEngine
-from steerlab.experiment.store.results import Results
+from steerlab.experiment._store.cell_engine import CellEngine
+from steerlab.experiment._store.results import Results
+from steerlab.experiment.measurements._registry import KINDS
+from steerlab.experiment.measurements.effect import _comparisons as comparisons
+from steerlab.experiment.measurements.effect import result
+from steerlab.experiment.measurements.effect._comparisons import with_comparisons
 from tests.experiment.data import TARGETS
 from tests.experiment.test_effect import make_effect
 

@@ -12,11 +12,11 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import RunError
-from steerlab.experiment.store.locking import HOLDER_FILE, RunLock
+from steerlab.experiment._store.locking import HOLDER_FILE, RunLock
 
 # Other processes are forked from one that holds nothing of this one and has imported what they need.
 OTHERS = multiprocessing.get_context("forkserver")
-OTHERS.set_forkserver_preload(["steerlab.experiment.store.locking"])
+OTHERS.set_forkserver_preload(["steerlab.experiment._store.locking"])
 
 
 def hold(folder: Path, pipe: Connection) -> None:
@@ -65,7 +65,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")  # root, as which tests often run, may write anywhere
 
-    monkeypatch.setattr("steerlab.experiment.store.locking.FileLock.acquire", refuse)
+    monkeypatch.setattr("steerlab.experiment._store.locking.FileLock.acquire", refuse)
     with pytest.raises(RunError, match="may not be written by this user"):
         RunLock(tmp_path)
 

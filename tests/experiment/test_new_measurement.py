@@ -8,14 +8,14 @@ import pytest
 
 import steerlab as sl
 from steerlab.experiment import experiment as experiment_module
-from steerlab.experiment.blocks import Section
-from steerlab.experiment.blocks.findings import Finding, finding_sections
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.measurements.measurement import Measurement
-from steerlab.experiment.measurements.registry import KINDS, MEASUREMENTS
-from steerlab.experiment.report import document as document_function
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
+from steerlab.experiment._blocks import Section
+from steerlab.experiment._blocks.findings import Finding, finding_sections
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._report import document as document_function
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment.measurements._measurement import Measurement
+from steerlab.experiment.measurements._registry import KINDS, MEASUREMENTS
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from steerlab.experiment.store.operator_identity import changed_parts, operator_identity
-from steerlab.steering.operators.base import Operator
+from steerlab.experiment._store.operator_identity import changed_parts, operator_identity
+from steerlab.steering.operators._base import Operator
 
 HEAD = """
 import functools
 from dataclasses import dataclass
 import torch
-from steerlab.steering.operators.base import Operator
+from steerlab.steering.operators._base import Operator
 
 class Shrink(Operator):
     unit = "coef"

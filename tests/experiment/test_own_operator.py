@@ -10,7 +10,7 @@ from typing_extensions import override
 import steerlab as sl
 from steerlab.core.errors import RunError, UnknownOperatorError
 from steerlab.steering.operators import Ablate, registry
-from steerlab.steering.operators.edit import Edit
+from steerlab.steering.operators._edit import Edit
 from tests.experiment.data import DEV, PAIRS, TARGETS, TEXTS
 
 OPTIONS: dict[str, Any] = {"neutral": TEXTS, "max_ppl_ratio": 50.0}

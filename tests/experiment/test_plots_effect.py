@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from steerlab.core.errors import DataError
 from steerlab.experiment import plots
 from steerlab.experiment.measurements.effect.result import Effect
-from steerlab.experiment.plots.palette import AGAINST, RANDOM, REAL
+from steerlab.experiment.plots._palette import AGAINST, RANDOM, REAL
 from tests.experiment.frames import DOSES, make_effect
 
 SLOPES = [2.0, 4.0, -1.0, 3.0]

@@ -19,7 +19,7 @@ import steerlab as sl
 from steerlab.core.errors import DataError
 from steerlab.core.results import Score
 from steerlab.experiment import plots
-from steerlab.experiment.plots.palette import PALE
+from steerlab.experiment.plots._palette import PALE
 from steerlab.experiment.plots.token_differences import place_tokens
 
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from steerlab.experiment import plots
-from steerlab.experiment.plots.ratios import RatioLocator, ratio_axis
+from steerlab.experiment.plots._ratios import RatioLocator, ratio_axis
 
 SPANS = [[1.0, 1.02], [1.0, 1.22], [1.0, 1.45], [0.8, 1.9], [1.0, 2.9], [1.0, 42.0], [1.0, 4200.0], [0.97, 3e6]]
 

@@ -11,9 +11,9 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from steerlab.experiment import plots
-from steerlab.experiment.plots import palette
+from steerlab.experiment._wording import axis_label, number
+from steerlab.experiment.plots import _palette as palette
 from steerlab.experiment.plots.style import direct_labels, style, styled
-from steerlab.experiment.wording import axis_label, number
 from tests.experiment.frames import make_effect
 
 # Machado, Oliveira & Fernandes 2009, severity 1.0, on linear RGB

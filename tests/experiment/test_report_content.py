@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steerlab.experiment.blocks import Folded, KeyFigures, Subsection, Table, Verdict
-from steerlab.experiment.blocks.tables import MAX_ROWS, cell, table_of
+from steerlab.experiment._blocks import Folded, KeyFigures, Subsection, Table, Verdict
+from steerlab.experiment._blocks.tables import MAX_ROWS, cell, table_of
+from steerlab.experiment._report import Material, document
+from steerlab.experiment._report.limits import limits
 from steerlab.experiment.measurements.confirmation import Confirmation
 from steerlab.experiment.measurements.cost import cost_blocks
 from steerlab.experiment.measurements.effect import Comparisons, Effect
@@ -16,8 +18,6 @@ from steerlab.experiment.measurements.generations import generation_blocks
 from steerlab.experiment.measurements.parity import Parity, parity_finding
 from steerlab.experiment.measurements.selection import Selection, selection_maps
 from steerlab.experiment.measurements.selfcheck import Check, SelfCheck, selfcheck_finding
-from steerlab.experiment.report import Material, document
-from steerlab.experiment.report.limits import limits
 from steerlab.steering.plan import Plan
 from tests.experiment.frames import make_effect
 

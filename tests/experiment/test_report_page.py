@@ -18,11 +18,11 @@ from markdown_it import MarkdownIt
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.experiment.blocks import Document, Paragraph, Section
+from steerlab.experiment._blocks import Document, Paragraph, Section
+from steerlab.experiment._report import Finding, Material, write_material
+from steerlab.experiment._report.markdown import escape, fenced
+from steerlab.experiment._report.page import identifiers
 from steerlab.experiment.measurements.selfcheck import Check, SelfCheck
-from steerlab.experiment.report import Finding, Material, write_material
-from steerlab.experiment.report.markdown import escape, fenced
-from steerlab.experiment.report.page import identifiers
 from tests.experiment.frames import make_effect
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}

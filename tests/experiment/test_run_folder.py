@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from steerlab.experiment.scaling.folder import SweepFolder
-from steerlab.experiment.store.run_folder import MANIFEST_FILE, RunFolder
+from steerlab.experiment._store.run_folder import MANIFEST_FILE, RunFolder
+from steerlab.experiment.scaling._folder import SweepFolder
 
 
 @pytest.fixture

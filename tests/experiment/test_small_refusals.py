@@ -8,10 +8,10 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError, PlanError, RunError
-from steerlab.experiment.report.document import document
-from steerlab.experiment.report.write import material_of
-from steerlab.experiment.scaling.folder import SweepFolder
-from steerlab.models.resolver import layer_count
+from steerlab.experiment._report.document import document
+from steerlab.experiment._report.write import material_of
+from steerlab.experiment.scaling._folder import SweepFolder
+from steerlab.models._resolver import layer_count
 from tests.experiment.data import DEV, PAIRS, TARGETS
 
 V = sl.SteeringVector.from_tensor(torch.randn(64, generator=torch.Generator().manual_seed(0)), layer=1)
@@ -70,7 +70,7 @@ def test_doses_without_0_are_told_of_before_the_run(
     exp, plan = sl.Experiment("run", tiny_llama_engine, root=None), sl.Plan(sl.add(V, dose=1.0))
     exp.effect(plan, DEV, [0, 0.1, 0.2], **FEW)
     assert "dose 0" not in capsys.readouterr().err
-    monkeypatch.setattr("steerlab.experiment.measurements.effect.measure.perplexities", lambda *_: 1 / 0)
+    monkeypatch.setattr("steerlab.experiment.measurements.effect._measure.perplexities", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         exp.effect(plan, DEV, [0.1, 0.2, 0.3], **FEW)
     assert "info: effect: dose 0 is not among the doses" in capsys.readouterr().err

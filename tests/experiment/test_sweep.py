@@ -8,8 +8,8 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.experiment.measurements.effect.rows import HASH_COLUMNS, score_plans
-from steerlab.experiment.store.batches import batch_plans, row_tokens, tokens_per_call_of
+from steerlab.experiment._store.batches import batch_plans, row_tokens, tokens_per_call_of
+from steerlab.experiment.measurements.effect._rows import HASH_COLUMNS, score_plans
 from tests.experiment.data import PAIRS, TARGETS, TEXTS
 
 

@@ -7,9 +7,9 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
+from steerlab.experiment._store.cells import Cell, pack, unpack
 from steerlab.experiment.scaling import EngineRecipe, VectorRecipe, effect_of
-from steerlab.experiment.scaling.cell import CELL_COLUMNS, SweepCell
-from steerlab.experiment.store.cells import Cell, pack, unpack
+from steerlab.experiment.scaling._cell import CELL_COLUMNS, SweepCell
 from tests.experiment.data import DEV, PAIRS, TARGETS, TEXTS
 from tests.experiment.sweep_cells import added, cell
 from tests.tiny_models import build_tiny_llama

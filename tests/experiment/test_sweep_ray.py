@@ -15,7 +15,7 @@ import yaml
 
 from steerlab.core.errors import BackendMissingError, EngineError, InputError
 from steerlab.experiment.scaling import RayWorkers, SweepCheck, Task, run_locally, run_sweep
-from steerlab.experiment.scaling.ray_workers import _fitting, _StartTimeout, next_task
+from steerlab.experiment.scaling._ray_workers import _fitting, _StartTimeout, next_task
 from tests.experiment.sweep_cells import cell
 from tests.tiny_models import build_tiny_llama
 

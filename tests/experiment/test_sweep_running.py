@@ -11,8 +11,8 @@ import pytest
 import steerlab as sl
 from steerlab.core.errors import EngineError, InputError, RunError
 from steerlab.experiment.scaling import Outcome, SweepCheck, Task, VectorRecipe, run_locally, run_sweep
-from steerlab.experiment.scaling.running import in_engine_order
-from steerlab.experiment.scaling.worker import Worker
+from steerlab.experiment.scaling._running import in_engine_order
+from steerlab.experiment.scaling._worker import Worker
 from tests.experiment.data import PAIRS
 from tests.experiment.sweep_cells import added, cell, cells
 from tests.tiny_models import build_tiny_llama
@@ -139,7 +139,7 @@ def test_a_cell_that_failed_is_tried_again(tmp_path: Path) -> None:
 def test_an_engine_is_loaded_once_for_all_its_cells(
     tiny_llama_path: Path, other_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from steerlab.experiment.scaling import worker
+    from steerlab.experiment.scaling import _worker as worker
 
     started, start = [], worker._start
     monkeypatch.setattr(worker, "_start", lambda recipe, check: started.append(recipe.model) or start(recipe, check))
@@ -150,7 +150,7 @@ def test_an_engine_is_loaded_once_for_all_its_cells(
 
 
 def test_an_engine_that_cannot_start_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steerlab.experiment.scaling import worker
+    from steerlab.experiment.scaling import _worker as worker
 
     started, start = [], worker._start
     monkeypatch.setattr(worker, "_start", lambda recipe, check: started.append(recipe.model) or start(recipe, check))

@@ -11,7 +11,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError, RunError
-from steerlab.experiment.store.cells import pack
+from steerlab.experiment._store.cells import pack
 from steerlab.experiment.verify import largest_difference
 from tests.experiment.data import PAIRS, PROMPTS, TARGETS, TEXTS
 

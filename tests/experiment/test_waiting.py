@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from steerlab.experiment.store import waiting
-from steerlab.experiment.store.waiting import Waiting, seconds_waited
+from steerlab.experiment._store import waiting
+from steerlab.experiment._store.waiting import Waiting, seconds_waited
 
 
 def test_the_kernel_s_counts_are_added_up_over_the_threads_that_live(tmp_path: Path) -> None:

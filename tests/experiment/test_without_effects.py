@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.cli.spec import ExperimentSpec
+from steerlab._cli.spec import ExperimentSpec
 from steerlab.core.errors import RunError
 from steerlab.experiment.measurements.selection import Selection
 from tests.experiment.data import DEV, HELD_OUT, TARGETS

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 EDGES = """
 import torch
 from steerlab.core.policy import SamplingPolicy
-from steerlab.kernels.top_p import top_p_edges_on_gpu
+from steerlab._kernels.top_p import top_p_edges_on_gpu
 from steerlab.measures.nucleus import _edges_by_sort, up_to_edge
 
 DEVICE = "{device}"
@@ -91,10 +91,10 @@ print("all steps agree")
 
 HEADS = """
 import torch
-import steerlab.sequences.fused_head as fused_head
+import steerlab.sequences._fused_head as fused_head
 from steerlab.core.policy import SamplingPolicy
-from steerlab.runtime.model_parts import LogitTransform
-from steerlab.sequences.head import HeadSpec, measure_head
+from steerlab._runtime.model_parts import LogitTransform
+from steerlab.sequences._head import HeadSpec, measure_head
 
 DEVICE, DTYPE = "{device}", torch.{dtype}
 torch.manual_seed(0)
@@ -177,8 +177,8 @@ def test_the_compiled_head_agrees_with_the_eager_one(dtype, tolerances, capsys):
 @pytest.mark.gpu
 @needs_gpu
 def test_the_nucleus_uses_the_kernels_on_a_gpu():
+    from steerlab._kernels.availability import runs_kernels
     from steerlab.core.policy import SamplingPolicy
-    from steerlab.kernels.availability import runs_kernels
     from steerlab.measures.nucleus import nucleus
 
     rows = torch.randn(8, 50000, device="cuda")

@@ -5,10 +5,10 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import steerlab as sl
+from steerlab._runtime.decoding import Decoding, eos_token_ids
+from steerlab._runtime.rows import Rows
 from steerlab.core.errors import InputError
-from steerlab.engines.lens import generating
-from steerlab.runtime.decoding import Decoding, eos_token_ids
-from steerlab.runtime.rows import Rows
+from steerlab.engines.lens import _generating as generating
 from tests.lens.helpers import PROMPTS, random_vector, strong_plan
 
 GREEDY = sl.SamplingPolicy.greedy()

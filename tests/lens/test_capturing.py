@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab._runtime.capturing import whole_prompt_hooks
 from steerlab.core.errors import PlanError
-from steerlab.runtime.capturing import whole_prompt_hooks
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import HookPointError
-from steerlab.core.hook_points import HookPoint
 
 PROMPTS = ["The ferry leaves", "What a wonderful, happy day", "Two"]
 TARGETS = [[" the harbour at seven", " noon"], [" it was"], [" plus two", " equals"]]

@@ -6,10 +6,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import steerlab as sl
+from steerlab._runtime import teacher_forcing
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, HookPointError, InputError, PlanError, VectorShapeError
 from steerlab.measures import chosen_log_probs, entropy
-from steerlab.runtime import teacher_forcing
 from tests.lens.helpers import PROMPTS, all_hooks, plain_log_probs, random_vector, strong_plan
 from tests.tiny_models import build_tiny_gpt2
 

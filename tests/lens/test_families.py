@@ -10,14 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM, PhiConfig
 
 import steerlab as sl
+from steerlab._runtime.families import CHECKED_FAMILIES
+from steerlab._runtime.rows import Rows, left_padded
+from steerlab.core._hook_points import SITES
 from steerlab.core.errors import InputError
-from steerlab.core.hook_points import SITES
-from steerlab.engines.lens import backends, capture_task, generating
-from steerlab.engines.lens.backends import FastBackend, plain_points
-from steerlab.runtime.families import CHECKED_FAMILIES
-from steerlab.runtime.rows import Rows, left_padded
+from steerlab.engines.lens import _backends as backends
+from steerlab.engines.lens import _capture_task as capture_task
+from steerlab.engines.lens import _generating as generating
+from steerlab.engines.lens._backends import FastBackend, plain_points
+from steerlab.steering._run import PlanRun
 from steerlab.steering.positions.where import RowPositions
-from steerlab.steering.run import PlanRun
 from tests.lens.helpers import random_vector
 from tests.tiny_models import FAMILIES, build_tiny_family, save_tiny
 

@@ -3,8 +3,8 @@
 import pytest
 
 import steerlab as sl
-from steerlab.engines.doctor import examine
-from steerlab.engines.lens import backends
+from steerlab.engines._doctor import examine
+from steerlab.engines.lens import _backends as backends
 from steerlab.models.families import ENGINES, FEATURES, TABLE, as_markdown, checks, families
 from tests.docs.pages import ROOT
 from tests.tiny_families import MODELS, build_family
@@ -55,7 +55,7 @@ def test_generation_runs_where_the_table_says(name, tmp_path, recwarn):
 
 
 def test_an_edit_that_is_half_as_strong_is_found(tmp_path, monkeypatch):
-    from steerlab.engines import doctor
+    from steerlab.engines import _doctor as doctor
 
     original = doctor.PlainModel.run
 

@@ -5,12 +5,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import steerlab as sl
-from steerlab.runtime.growth import Growth, growth_of
-from steerlab.runtime.model_state import state_of
-from steerlab.runtime.rows import Rows
-from steerlab.runtime.whole_rows import WholeRows
+from steerlab._runtime.growth import Growth, growth_of
+from steerlab._runtime.model_state import state_of
+from steerlab._runtime.rows import Rows
+from steerlab._runtime.whole_rows import WholeRows
+from steerlab.steering._run import PlanRun
 from steerlab.steering.plan import Plan
-from steerlab.steering.run import PlanRun
 from tests.lens.helpers import plain_log_probs, random_vector
 from tests.tiny_models import UNUSUAL_FAMILIES, build_tiny_family
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.lens.heads import head_outputs
-from steerlab.engines.lens.hooking import attached
+from steerlab.engines.lens._heads import head_outputs
+from steerlab.engines.lens._hooking import attached
 from tests.tiny_models import FAMILIES, build_tiny_llama
 
 NAMES = sorted(name for name in FAMILIES if not name.endswith("_narrow"))
@@ -120,7 +120,7 @@ def test_heads_before_a_norm_are_read_and_refused_as_vectors(family, name):
 
 def test_the_probe_notices_a_sum_that_is_none(family):
     """Something that the structure does not show: here a user's own hook that doubles what attention puts out."""
-    from steerlab.runtime.model_state import state_of
+    from steerlab._runtime.model_state import state_of
 
     engine, _ = family("mistral")
     state_of(engine.model).known.pop("heads of layer 2", None)

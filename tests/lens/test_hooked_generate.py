@@ -162,7 +162,7 @@ def test_g3_a_name_that_never_fires_is_an_error(bridge, engine, monkeypatch):
     """A layer left out of the run, as some models do."""
     original = bridge.original_model.model.layers
     monkeypatch.setattr(bridge.original_model.model.config, "num_hidden_layers", 3)
-    from steerlab.engines.lens.backends import unhooked_model_of
+    from steerlab.engines.lens._backends import unhooked_model_of
 
     monkeypatch.setattr(unhooked_model_of(bridge).model.model.config, "num_hidden_layers", 3)
     assert len(original) == 4
@@ -179,7 +179,7 @@ def test_g3_a_name_that_never_fires_is_an_error(bridge, engine, monkeypatch):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_g4_our_hooks_are_gone_after_an_error(bridge, vector, engine):
-    from steerlab.engines.lens.backends import unhooked_model_of
+    from steerlab.engines.lens._backends import unhooked_model_of
 
     before, calls = all_hooks(bridge), []
 
@@ -228,7 +228,7 @@ def test_g4_with_a_users_hook_on_the_bridge_auto_runs_there(bridge, vector):
 
 def test_g4_a_hook_by_torchs_own_call_is_a_users_hook_too(bridge, tiny_llama_engine):
     """It sits on the modules that the fast engine has copies of."""
-    from steerlab.runtime.modules import unwrapped
+    from steerlab._runtime.modules import unwrapped
 
     calls = []
     module = unwrapped(bridge.blocks[1].mlp)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from steerlab.core.errors import HookPointError
-from steerlab.engines.lens.hooking import attached, find_hook_point
+from steerlab.engines.lens._hooking import attached, find_hook_point
 from tests.lens.helpers import all_hooks
 
 

@@ -85,7 +85,7 @@ def test_a_cache_that_is_not_installed(monkeypatch):
         def forward(self, tokens, past_kv_cache=None):
             return super().forward(tokens)
 
-    monkeypatch.setattr("steerlab.engines.lens.legacy.CACHES", [("transformer_lens.no_such_module", "Cache")])
+    monkeypatch.setattr("steerlab.engines.lens._legacy.CACHES", [("transformer_lens.no_such_module", "Cache")])
     with pytest.raises(sl.BackendMissingError, match="takes past_kv_cache, but no TransformerLens"):
         generate(Caching())
     assert generate(Caching(), use_cache=False) == [by_hand(IDS[1])]

@@ -3,9 +3,9 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 import steerlab as sl
+from steerlab._runtime.decoding import eos_token_ids
+from steerlab._runtime.weights import parameters_hash
 from steerlab.core.errors import InputError, ModelNotFoundError
-from steerlab.runtime.decoding import eos_token_ids
-from steerlab.runtime.weights import parameters_hash
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from steerlab.engines.lens.hooking import attached
-from steerlab.runtime.capturing import plan_hooks
-from steerlab.runtime.rows import Rows, left_padded, right_padded
-from steerlab.steering.run import PlanRun
+from steerlab._runtime.capturing import plan_hooks
+from steerlab._runtime.rows import Rows, left_padded, right_padded
+from steerlab.engines.lens._hooking import attached
+from steerlab.steering._run import PlanRun
 from tests.lens.helpers import strong_plan
 
 IDS = [15, 96, 11, 61, 6, 200, 33, 7]

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.runtime import teacher_forcing
-from steerlab.runtime.rows import Rows
-from steerlab.runtime.shared_prefix import shared_prefix
+from steerlab._runtime import teacher_forcing
+from steerlab._runtime.rows import Rows
+from steerlab._runtime.shared_prefix import shared_prefix
 from tests.lens.helpers import plain_log_probs, random_vector, strong_plan
 
 HEADER = torch.randint(3, 380, (70,), generator=torch.Generator().manual_seed(0)).tolist()

@@ -4,7 +4,7 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import InputError
-from steerlab.engines.lens.backends import unhooked_model_of
+from steerlab.engines.lens._backends import unhooked_model_of
 from tests.lens.helpers import PROMPTS, all_hooks, strong_plan
 
 GREEDY = sl.SamplingPolicy.greedy()
@@ -84,7 +84,7 @@ def byte_token(byte):
 
 def say(engine, monkeypatch, ids):
     """Makes greedy decoding give these tokens, one after another, in every row."""
-    from steerlab.runtime.rows import Rows
+    from steerlab._runtime.rows import Rows
 
     position = {"extend": lambda rows: 0, "step": lambda rows: rows._passes - 1}
     for name, place in position.items():

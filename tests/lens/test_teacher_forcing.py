@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.runtime import teacher_forcing
-from steerlab.runtime.rows import Rows
+from steerlab._runtime import teacher_forcing
+from steerlab._runtime.rows import Rows
 from tests.lens.helpers import PROMPTS, plain_log_probs, random_vector, strong_plan
 
 TARGETS = [[" Paris", " London and"], [" four."], [" it was too hot"]]

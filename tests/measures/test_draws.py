@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from steerlab.core._seeds import draw_keys, row_key
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.seeds import draw_keys, row_key
 from steerlab.measures import nucleus, policy_log_probs
-from steerlab.measures.draws import draw, gumbel_noise
+from steerlab.measures._draws import draw, gumbel_noise
 
 policies = st.builds(
     SamplingPolicy,

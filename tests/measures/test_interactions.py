@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from steerlab.measures.interactions import interaction_residuals
+from steerlab.measures._interactions import interaction_residuals
 
 grids = arrays(np.float64, (3, 3, 4), elements=st.floats(-10, 10))
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from steerlab.core.policy import SamplingPolicy
-from steerlab.measures import supports
+from steerlab.measures import _supports as supports
+from steerlab.measures._supports import masks_of, replayed_gradient, replayed_steps, sets_of
 from steerlab.measures.nucleus import nucleus
 from steerlab.measures.steps import SHAPE_FIELDS, policy_steps, policy_steps_gradient
-from steerlab.measures.supports import masks_of, replayed_gradient, replayed_steps, sets_of
 
 POLICIES = [SamplingPolicy(), SamplingPolicy(0.6), SamplingPolicy(1.3, top_p=0.8), SamplingPolicy(0.0)]
 

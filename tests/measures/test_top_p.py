@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steerlab.core.policy import SamplingPolicy
+from steerlab.measures._top_p import top_p_edges
 from steerlab.measures.nucleus import _edges_by_sort, nucleus, nucleus_edges, up_to_edge
-from steerlab.measures.top_p import top_p_edges
 
 
 def by_sort(logits, policy):

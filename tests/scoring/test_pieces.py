@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from steerlab.core import files
+from steerlab.core import _files as files
+from steerlab.core._files import read_chunks
+from steerlab.core._text import encode_prompt
 from steerlab.core.errors import DataError, PromptError
-from steerlab.core.files import read_chunks
 from steerlab.core.shipped import neutral_text, reference_text
-from steerlab.core.text import encode_prompt
-from steerlab.scoring.pieces import check_local, safe_cut, tokenised_pieces
-from steerlab.scoring.source import CountedText
+from steerlab.scoring._pieces import check_local, safe_cut, tokenised_pieces
+from steerlab.scoring._source import CountedText
 from tests.tiny_models import SENTENCES, build_tiny_tokenizer
 
 CORPUS = [*SENTENCES, reference_text(), "aaaa bbbb\nabab\n\nAB ab  ab\n", "1 2 345\n6789\n"]

@@ -11,8 +11,8 @@ import torch
 import steerlab as sl
 from steerlab.core.errors import InputError, PlanError, PromptError, RunError
 from steerlab.core.shipped import reference_text
-from steerlab.scoring import pieces
-from steerlab.scoring.journal import Journal
+from steerlab.scoring import _pieces as pieces
+from steerlab.scoring._journal import Journal
 from tests.tiny_models import SENTENCES
 
 TEXT = " ".join(SENTENCES) * 2

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from steerlab._runtime.encoding import Encoder
 from steerlab.core.engine import Engine
 from steerlab.core.errors import ContextLengthError, PromptError, TargetError
 from steerlab.engines.lens.engine import LensEngine
 from steerlab.engines.vllm.engine import VLLMEngine
-from steerlab.runtime.encoding import Encoder
 from tests.tiny_models import build_tiny_tokenizer
 
 TOKENIZER = build_tiny_tokenizer(chat=True)

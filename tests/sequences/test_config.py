@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.sequences import GenerationConfig, ProcessorConfig, SequenceProcessor
+from steerlab.sequences._head import HeadSpec
 from steerlab.sequences.config import PrecisionConfig
-from steerlab.sequences.head import HeadSpec
 
 
 def test_documented_defaults():

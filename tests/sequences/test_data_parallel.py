@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from steerlab.core.errors import InputError
-from steerlab.sequences.data_parallel import inside_forward
+from steerlab.sequences._data_parallel import inside_forward
 from tests.sequences.data_parallel import (
     N_PROCESSES,
     direction,

@@ -5,7 +5,7 @@ import pytest
 
 from steerlab.core.errors import BackendMissingError, DataError
 from steerlab.sequences import register_dataset, registered_datasets, tag_reward
-from steerlab.sequences.arithmetic import arithmetic_problems
+from steerlab.sequences._arithmetic import arithmetic_problems
 from steerlab.sequences.datasets import load_examples, sample_examples
 
 

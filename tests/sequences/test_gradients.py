@@ -3,11 +3,11 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+from steerlab._runtime.model_parts import LogitTransform
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.runtime.model_parts import LogitTransform
 from steerlab.sequences import SequenceProcessor
-from steerlab.sequences.head import HeadSpec, measure_head
+from steerlab.sequences._head import HeadSpec, measure_head
 from tests.sequences.helpers import enumerated
 
 HIDDEN = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

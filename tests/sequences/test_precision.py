@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from steerlab.sequences._precision import precise
 from steerlab.sequences.config import PrecisionConfig
-from steerlab.sequences.precision import precise
 from tests.sequences.test_forcing import flat
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save
 
+from steerlab.core._hashing import bytes_hash
 from steerlab.core.errors import DataError
-from steerlab.core.hashing import bytes_hash
 from steerlab.sequences import BatchedSequences, DiagnosticsResults, LogprobResults
 from steerlab.sequences.diagnostics import COLUMNS
 
@@ -86,7 +86,7 @@ def test_saving_again_replaces(make_processor, sequences, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_an_interrupted_save_leaves_the_old_one(make_processor, sequences, tmp_path, monkeypatch, suffix):
-    from steerlab.sequences import storage
+    from steerlab.sequences import _storage as storage
 
     old = make_processor().teacher_force_logprobs(sequences)
     old.save(tmp_path / "scores")

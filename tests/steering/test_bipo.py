@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import steerlab as sl
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import DataError, InputError, VectorValueError
-from steerlab.core.hook_points import HookPoint
 from steerlab.core.shipped import shipped_vectors
 from steerlab.steering.extraction import bipo
 from steerlab.steering.extraction.bipo import LearningSettings, Preferences, learn, preference_loss, project

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import steerlab as sl
 from steerlab.core.errors import PlanError
 from steerlab.steering.positions import where
-from steerlab.steering.positions.by_tokens import by_tokens, check_vocabulary, spell, trail_of
-from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions._by_tokens import by_tokens, check_vocabulary, spell, trail_of
+from steerlab.steering.positions._rows import RowPositions
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 

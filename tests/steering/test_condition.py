@@ -5,10 +5,10 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
+from steerlab.steering._run import PlanRun
+from steerlab.steering.positions._rows import RowPositions
 from steerlab.steering.positions.condition import Condition, Gate
 from steerlab.steering.positions.condition import from_json as conditions_from_json
-from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.run import PlanRun
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 PROBE = sl.SteeringVector.from_tensor(torch.tensor([2.0, 0.0]), layer=0)

@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from steerlab.core.errors import InputError, VectorValueError
-from steerlab.steering.extraction.axes import Chunk, shrunk
+from steerlab.steering.extraction._axes import Chunk, shrunk
 from steerlab.steering.extraction.estimators import (
     ESTIMATORS,
     KEEPS_LENGTH,

@@ -7,8 +7,8 @@ import torch
 import steerlab as sl
 from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.errors import DataError, HookPointError, InputError, VectorValueError
+from steerlab.steering.extraction._pair_activations import read_pairs
 from steerlab.steering.extraction.estimators import METHODS, estimate
-from steerlab.steering.extraction.pair_activations import read_pairs
 
 POSITIVES = [
     "What a wonderful day",

@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save as save_safetensors
 
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import InputError, VectorFileError
-from steerlab.core.hook_points import HookPoint
 from steerlab.steering.files import load_vectors, save_vectors
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 

@@ -8,9 +8,9 @@ import torch
 import steerlab as sl
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import PlanError
-from steerlab.steering.finite_range import MAX_LENGTH
+from steerlab.steering._finite_range import MAX_LENGTH
+from steerlab.steering._plan_assignment import assign_plans
 from steerlab.steering.operators import Ablate, Add
-from steerlab.steering.plan_assignment import assign_plans
 from steerlab.steering.vectors import SteeringVector
 
 FLOAT32 = ModelInfo("tiny", None, "abc", "none", n_layers=4, d_model=2, d_vocab=10, context_length=16, dtype="float32")

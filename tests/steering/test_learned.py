@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import DataError, InputError, VectorValueError
-from steerlab.core.hook_points import HookPoint
 from steerlab.engines.toy import ToyEngine
-from steerlab.steering.extraction.learned.examples import Examples
-from steerlab.steering.extraction.learned.learn import LEARNED
+from steerlab.steering.extraction.learned._examples import Examples
+from steerlab.steering.extraction.learned._learn import LEARNED
 from steerlab.steering.extraction.learned.loreft import Loreft, LoreftSettings
 from steerlab.steering.extraction.learned.reft_r1 import ReftR1, ReftR1Settings
 from steerlab.steering.extraction.learned.reps import Reps, RepsSettings, reps_loss

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import steerlab as sl
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import PlanError, VectorFileError, VectorShapeError, VectorValueError
-from steerlab.core.hook_points import HookPoint
 from steerlab.experiment.measurements.controls import random_plan
 from steerlab.steering.low_rank import LowRank
 from steerlab.steering.operators import operator_from_json

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from steerlab.steering.extraction.moments import Scatter
+from steerlab.steering.extraction._moments import Scatter
 
 
 def scatter_of(rows, *cuts):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import HookPointError, PlanError, VectorShapeError, VectorValueError
-from steerlab.core.hook_points import HookPoint
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import SteeringVector, VectorCard
 

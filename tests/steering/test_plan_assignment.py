@@ -4,7 +4,7 @@ import torch
 import steerlab as sl
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import HookPointError, PlanError
-from steerlab.steering.plan_assignment import assign_plans, group_by_plan
+from steerlab.steering._plan_assignment import assign_plans, group_by_plan
 from steerlab.steering.vectors import SteeringVector
 
 INFO = ModelInfo("tiny", None, "abc", "none", n_layers=4, d_model=2, d_vocab=10, context_length=16, dtype="float32")

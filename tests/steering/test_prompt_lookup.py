@@ -2,11 +2,11 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab.core._text import encode_prompt, token_offsets
 from steerlab.core.errors import PlanError
-from steerlab.core.text import encode_prompt, token_offsets
 from steerlab.steering.positions import where
-from steerlab.steering.positions.prompt_lookup import PromptContent, looks_at_prompts, marks_for
-from steerlab.steering.positions.rows import RowPositions
+from steerlab.steering.positions._prompt_lookup import PromptContent, looks_at_prompts, marks_for
+from steerlab.steering.positions._rows import RowPositions
 from steerlab.steering.positions.where import from_json
 
 

@@ -8,11 +8,11 @@ import torch
 from typing_extensions import override
 
 import steerlab as sl
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import PlanError, UnknownOperatorError
-from steerlab.core.hook_points import HookPoint
 from steerlab.steering.operators import Ablate, operator_from_json, registry
-from steerlab.steering.operators.base import Direction, Operator
-from steerlab.steering.operators.edit import Edit
+from steerlab.steering.operators._base import Direction, Operator
+from steerlab.steering.operators._edit import Edit
 from steerlab.steering.operators.registry import is_shipped
 from steerlab.steering.packing import pack, unpack
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import steerlab as sl
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import ReceiptError
-from steerlab.core.hook_points import HookPoint
 from steerlab.core.receipts import EditReceipt, Receipt
+from steerlab.steering._run import PlanRun
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions.where import RowPositions
-from steerlab.steering.run import PlanRun
 from steerlab.steering.vectors import SteeringVector
 
 POINT = HookPoint(1)

@@ -3,9 +3,9 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
+from steerlab.steering._run import PlanRun
 from steerlab.steering.positions import schedule
-from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.run import PlanRun
+from steerlab.steering.positions._rows import RowPositions
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 J = torch.tensor([[-2, -1, 0, 1, 2, 3, 4, 5]])

@@ -3,8 +3,8 @@
 import pytest
 
 import steerlab as sl
+from steerlab.core._text import encode_pair, encode_prompt
 from steerlab.core.shipped import shipped_vectors
-from steerlab.core.text import encode_pair, encode_prompt
 
 NAMES = ["sentiment", "formality", "refusal", "capitals"]
 

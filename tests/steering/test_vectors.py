@@ -4,8 +4,8 @@ import pickle
 import pytest
 import torch
 
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import HookPointError, InputError, VectorShapeError, VectorValueError
-from steerlab.core.hook_points import HookPoint
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 

@@ -50,7 +50,7 @@ class Served:
     def start(self, *, wait: bool = True) -> None:
         vllm_options = ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-num-seqs", "8"]
         vllm_options += ["--served-model-name", "tiny", "--api-key", KEY, "--max-num-batched-tokens", "256"]
-        command = [sys.executable, "-c", "from steerlab.cli import main; main()", "serve", str(self.model)]
+        command = [sys.executable, "-c", "from steerlab._cli import main; main()", "serve", str(self.model)]
         with self.log.open("a") as file:
             self.process = subprocess.Popen(
                 [*command, *self.options, "--port", str(self.port), "--", *vllm_options],

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm.client.interrupts import DeferredInterrupt
-from steerlab.engines.vllm.client.requests import Request
-from steerlab.engines.vllm.client.run_requests import WAITS_FOR, first_pass
-from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.engines.vllm._client.interrupts import DeferredInterrupt
+from steerlab.engines.vllm._client.requests import Request
+from steerlab.engines.vllm._client.run_requests import WAITS_FOR, first_pass
+from steerlab.engines.vllm._wire.request_spec import RequestSpec
+from steerlab.steering._plan_assignment import AssignedPlan
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -166,7 +166,7 @@ def test_an_interrupt_waits_until_a_step_is_whole(engine, monkeypatch, moment):
 
 
 def test_a_plan_that_did_not_arrive_is_sent_again(engine, vector, monkeypatch):
-    from steerlab.engines.vllm.client import run_requests
+    from steerlab.engines.vllm._client import run_requests
 
     plan = sl.Plan(sl.add(vector(1, 5), coef=2.0))
     with monkeypatch.context() as patch:

@@ -5,11 +5,11 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import ReceiptError
-from steerlab.engines.vllm.client.build_receipts import inherited_of, receipt_of
-from steerlab.engines.vllm.client.compiled_plan import compile_plan
-from steerlab.engines.vllm.client.requests import Outcome, Request
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.steering.plan_assignment import AssignedPlan
+from steerlab.engines.vllm._client.build_receipts import inherited_of, receipt_of
+from steerlab.engines.vllm._client.compiled_plan import compile_plan
+from steerlab.engines.vllm._client.requests import Outcome, Request
+from steerlab.engines.vllm._wire.config import SteeringConfig
+from steerlab.steering._plan_assignment import AssignedPlan
 
 CONFIG = SteeringConfig((1,))
 

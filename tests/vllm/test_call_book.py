@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from steerlab.core.errors import InputError
-from steerlab.engines.vllm.server.call_book import CallBook
-from steerlab.engines.vllm.server.calls import CallCancelled
+from steerlab.engines.vllm._server.call_book import CallBook
+from steerlab.engines.vllm._server.calls import CallCancelled
 
 
 class Work:

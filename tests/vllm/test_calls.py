@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.http.frames import Frame, read_frame
-from steerlab.engines.http.plans import plans_message
-from steerlab.engines.http.results import scores_in
+from steerlab.engines._http.frames import Frame, read_frame
+from steerlab.engines._http.plans import plans_message
+from steerlab.engines._http.results import scores_in
 from steerlab.engines.toy import ToyEngine
+from steerlab.engines.vllm._server.calls import Call, CallCancelled, Desk
+from steerlab.engines.vllm._server.plans import PlanMaker
+from steerlab.engines.vllm._server.registry import VectorRegistry
+from steerlab.engines.vllm._wire.config import SteeringConfig
 from steerlab.engines.vllm.engine import ServedModel
-from steerlab.engines.vllm.server.calls import Call, CallCancelled, Desk
-from steerlab.engines.vllm.server.plans import PlanMaker
-from steerlab.engines.vllm.server.registry import VectorRegistry
-from steerlab.engines.vllm.wire.config import SteeringConfig
 
 WIDTH = 32
 PAIRS = {"prompts": ["one two", "three"], "targets": [["four", "five"], ["six"]]}

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 import steerlab as sl
-from steerlab.core.hook_points import HookPoint
-from steerlab.engines.vllm.wire.config import SITES
+from steerlab.core._hook_points import HookPoint
+from steerlab.engines.vllm._wire.config import SITES
 from tests.tiny_models import save_tiny
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -54,7 +54,7 @@ PROMPTS = ["Where did you put the keys?", "She opened the window, because the ro
 @pytest.fixture(autouse=True)
 def unwritten_memory(monkeypatch):
     """Without a cache vLLM's attention leaves its output as the memory was: full of NaN, for the probe."""
-    from steerlab.engines.vllm.worker import wiring
+    from steerlab.engines.vllm._worker import wiring
 
     probe = wiring.probe
 

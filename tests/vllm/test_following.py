@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm.client.compiled_plan import compile_plan
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.engines.vllm.worker import following
-from steerlab.engines.vllm.worker.steering_state import SteeringState
-from steerlab.engines.vllm.worker.tables import ANSWERS, SLOT, Tables
-from steerlab.steering.positions.rows import RowPositions
+from steerlab.engines.vllm._client.compiled_plan import compile_plan
+from steerlab.engines.vllm._wire.config import SteeringConfig
+from steerlab.engines.vllm._wire.request_spec import RequestSpec
+from steerlab.engines.vllm._worker import following
+from steerlab.engines.vllm._worker.steering_state import SteeringState
+from steerlab.engines.vllm._worker.tables import ANSWERS, SLOT, Tables
+from steerlab.steering.positions._rows import RowPositions
 
 pytestmark = pytest.mark.vllm
 

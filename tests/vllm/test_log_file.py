@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from steerlab.core.errors import EngineError, InputError
-from steerlab.engines.vllm.client.log_file import KEPT, is_users, log_of
+from steerlab.engines.vllm._client.log_file import KEPT, is_users, log_of
 
 _NOISY = """
 import os, subprocess, sys
-from steerlab.engines.vllm.client.log_file import log_of
+from steerlab.engines.vllm._client.log_file import log_of
 
 child = [sys.executable, "-c", "import sys; input(); print('late child'); print('late complaint', file=sys.stderr)"]
 log = log_of([])

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
-from steerlab.engines.vllm.client.compiled_plan import compile_plan
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.wire.plan_tables import READ, WRITE
-from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.engines.vllm.wire.runs import runs_of
-from steerlab.engines.vllm.worker.op_torch import edit_rows
-from steerlab.engines.vllm.worker.steering_state import SteeringState
-from steerlab.engines.vllm.worker.tables import Tables
+from steerlab.engines.vllm._client.compiled_plan import compile_plan
+from steerlab.engines.vllm._wire.config import SteeringConfig
+from steerlab.engines.vllm._wire.plan_tables import READ, WRITE
+from steerlab.engines.vllm._wire.request_spec import RequestSpec
+from steerlab.engines.vllm._wire.runs import runs_of
+from steerlab.engines.vllm._worker.op_torch import edit_rows
+from steerlab.engines.vllm._worker.steering_state import SteeringState
+from steerlab.engines.vllm._worker.tables import Tables
+from steerlab.steering._run import PlanRun
 from steerlab.steering.operators import Edit, Gate, Operator, Term
-from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.run import PlanRun
+from steerlab.steering.positions._rows import RowPositions
 
 pytestmark = pytest.mark.vllm
 
@@ -151,7 +151,7 @@ def test_other_tokens_are_not_touched_and_wanted_ones_are_read():
 
 
 def test_the_registered_operator_calls_it_and_compiles():
-    import steerlab.engines.vllm.worker.op  # noqa: F401  registers the operator
+    import steerlab.engines.vllm._worker.op  # noqa: F401  registers the operator
 
     plan = sl.Plan(sl.add(vector(0), coef=2.0, where=w.all()))
     layer = tables_for(plan).of_point(0)
@@ -179,10 +179,10 @@ _KERNEL = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.worker.op_torch import edit_rows
-from steerlab.engines.vllm.worker.op_triton import launch
-from steerlab.engines.vllm.worker.tables import PointTables, Tables
+from steerlab.engines.vllm._wire.config import SteeringConfig
+from steerlab.engines.vllm._worker.op_torch import edit_rows
+from steerlab.engines.vllm._worker.op_triton import launch
+from steerlab.engines.vllm._worker.tables import PointTables, Tables
 
 torch.manual_seed(0)
 inf = float("inf")

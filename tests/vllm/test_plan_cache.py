@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from steerlab.engines.vllm.client.plan_cache import PlanCache
+from steerlab.engines.vllm._client.plan_cache import PlanCache
 
 
 def plans(*names):

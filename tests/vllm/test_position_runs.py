@@ -2,8 +2,8 @@ import pytest
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
-from steerlab.engines.vllm.client.position_runs import Row, Selection, positions_of, resolve
-from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.engines.vllm._client.position_runs import Row, Selection, positions_of, resolve
+from steerlab.steering.positions._prompt_lookup import PromptContent
 
 w = sl.where
 

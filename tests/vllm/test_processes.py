@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm.client.processes import descendants, end
+from steerlab.engines.vllm._client.processes import descendants, end
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

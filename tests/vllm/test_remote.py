@@ -227,7 +227,7 @@ def test_a_call_for_another_model_is_refused(engine, monkeypatch):
 
 
 def test_a_call_that_is_sent_twice_runs_once(server, engine):
-    from steerlab.engines.http.frames import CONTENT_TYPE, Frame, frames_in
+    from steerlab.engines._http.frames import CONTENT_TYPE, Frame, frames_in
 
     content = {"prompts": PROMPTS, "max_new_tokens": 5, "seed": 3, "policy": {"temperature": 1.0}}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": CONTENT_TYPE, "X-Request-Id": "twice"}
@@ -268,7 +268,7 @@ def _running(server):
 
 
 def test_closing_the_connection_ends_the_rows(server, engine):
-    from steerlab.engines.http.frames import CONTENT_TYPE, Frame, frames_in
+    from steerlab.engines._http.frames import CONTENT_TYPE, Frame, frames_in
 
     content = {
         "prompts": [[5, 6, 7]] * 96,

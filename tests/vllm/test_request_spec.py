@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.engines.vllm.client.sampling import check_policy, request_seed, token_log_qs
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.wire.packets import pack, unpack
-from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.engines.vllm.wire.runs import clip, merged, positions_in, runs_of, size
+from steerlab.engines.vllm._client.sampling import check_policy, request_seed, token_log_qs
+from steerlab.engines.vllm._wire.config import SteeringConfig
+from steerlab.engines.vllm._wire.packets import pack, unpack
+from steerlab.engines.vllm._wire.request_spec import RequestSpec
+from steerlab.engines.vllm._wire.runs import clip, merged, positions_in, runs_of, size
 
 masks = st.lists(st.booleans(), max_size=40)
 runs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)).map(lambda r: (r[0], r[0] + r[1])), max_size=6)

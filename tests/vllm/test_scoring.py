@@ -211,7 +211,7 @@ def test_scores_do_not_depend_on_order_or_company(engine, reference, pairs, rand
 
 def test_a_missing_score_is_an_error(engine, monkeypatch):
     """As if the scheduler's process had not loaded the plugin."""
-    from steerlab.engines.vllm.patches import cache_hits
+    from steerlab.engines.vllm._patches import cache_hits
 
     engine.score([PREFIX], [[TARGETS[4]]])
     monkeypatch.setattr(cache_hits, "longest_hit", lambda request: None)

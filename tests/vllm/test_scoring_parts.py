@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import steerlab as sl
-from steerlab.engines.vllm.wire.request_spec import RequestSpec, ScoreSpec
-from steerlab.engines.vllm.worker.row_sums import log_probs_of, row_sums
+from steerlab.engines.vllm._wire.request_spec import RequestSpec, ScoreSpec
+from steerlab.engines.vllm._worker.row_sums import log_probs_of, row_sums
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, TokenLogProb
 
 pytestmark = pytest.mark.vllm
@@ -70,8 +70,8 @@ _KERNEL = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from steerlab.engines.vllm.worker.row_sums import row_sums
-from steerlab.engines.vllm.worker.row_sums_triton import launch
+from steerlab.engines.vllm._worker.row_sums import row_sums
+from steerlab.engines.vllm._worker.row_sums_triton import launch
 
 torch.manual_seed(0)
 for width, n_valid, offset in ((10, 7, 0), (5000, 4990, 4990), (9000, 9000, 100), (6, 0, 12)):
@@ -95,8 +95,8 @@ def weight():
 @pytest.fixture
 def make(weight):
     """A worker's measuring with a plain head, logits for so many rows at once, and whole rows one by one."""
-    from steerlab.engines.vllm.worker.head import Head
-    from steerlab.engines.vllm.worker.measuring import SCRATCH_PER_LOGIT, Buffers, Measuring
+    from steerlab.engines.vllm._worker.head import Head
+    from steerlab.engines.vllm._worker.measuring import SCRATCH_PER_LOGIT, Buffers, Measuring
 
     def fill(hidden, out):
         out[:, :D_VOCAB] = hidden @ weight.t()
@@ -111,7 +111,7 @@ def make(weight):
 
 
 def account(start, tokens, measures):
-    from steerlab.engines.vllm.worker.request_record import RequestRecord
+    from steerlab.engines.vllm._worker.request_record import RequestRecord
 
     return RequestRecord(RequestSpec("x", None, score=ScoreSpec(start, tuple(tokens), tuple(measures))))
 
@@ -136,7 +136,7 @@ def wanted(weight, hidden, start, tokens, measures):
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 9])
 def test_chunks_and_company_change_nothing(make, weight, rows, chunk):
-    from steerlab.engines.vllm.worker.request_record import gathered, gathered_distribution
+    from steerlab.engines.vllm._worker.request_record import gathered, gathered_distribution
 
     measuring = make(rows)
     long, short = stream(1, 9), stream(2, 9)
@@ -160,7 +160,7 @@ def test_chunks_and_company_change_nothing(make, weight, rows, chunk):
 
 @pytest.mark.parametrize("chunk", [1, 2, 9])
 def test_the_first_position_serves_several_tokens(make, weight, chunk):
-    from steerlab.engines.vllm.worker.request_record import RequestRecord, gathered
+    from steerlab.engines.vllm._worker.request_record import RequestRecord, gathered
 
     measuring, hidden = make(2), stream(1, 9)
     spec = ScoreSpec(4, (1, 2, 3, 7, 8), SCALARS, n_first=3)
@@ -183,7 +183,7 @@ def test_tokens_between_positions_are_those_whose_position_lies_there(start, res
 
 
 def test_a_position_that_is_run_again_has_its_later_value(make, weight):
-    from steerlab.engines.vllm.worker.request_record import gathered, gathered_distribution
+    from steerlab.engines.vllm._worker.request_record import gathered, gathered_distribution
 
     measuring, one = make(2), account(1, [3, 4, 5], [TokenLogProb(), LogDistribution()])
     early, late = stream(1, 5), stream(2, 5)
@@ -202,7 +202,7 @@ def test_a_position_that_is_run_again_has_its_later_value(make, weight):
 
 
 def test_a_position_that_never_ran_is_missing(make):
-    from steerlab.engines.vllm.worker.request_record import gathered
+    from steerlab.engines.vllm._worker.request_record import gathered
 
     measuring, one = make(2), account(1, [3, 4, 5], [TokenLogProb()])
     measuring.enter(0, one)
@@ -212,7 +212,7 @@ def test_a_position_that_never_ran_is_missing(make):
 
 
 def test_draws_are_kept_by_position(make):
-    from steerlab.engines.vllm.worker.request_record import RequestRecord, gathered
+    from steerlab.engines.vllm._worker.request_record import RequestRecord, gathered
 
     measuring = make(2)
     accounts = {slot: RequestRecord(RequestSpec(f"{slot}", None, draw=True)) for slot in (0, 1, 3)}
@@ -238,7 +238,7 @@ def test_draws_are_kept_by_position(make):
 
 
 def test_of_a_token_that_was_drawn_again_the_later_draw_counts():
-    from steerlab.engines.vllm.worker.request_record import DRAWN, PassValues, RequestRecord, gathered
+    from steerlab.engines.vllm._worker.request_record import DRAWN, PassValues, RequestRecord, gathered
 
     one = RequestRecord(RequestSpec("x", None, draw=True))
     for position, value in ((6, -1.0), (7, -2.0), (5, -3.0), (6, -4.0)):
@@ -250,8 +250,8 @@ def test_of_a_token_that_was_drawn_again_the_later_draw_counts():
 
 @given(st.integers(1, 1 << 24), st.integers(1, 4096))
 def test_the_buffers_keep_to_their_budget(budget, n_tokens):
-    from steerlab.engines.vllm.worker.head import Head
-    from steerlab.engines.vllm.worker.measuring import Buffers
+    from steerlab.engines.vllm._worker.head import Head
+    from steerlab.engines.vllm._worker.measuring import Buffers
 
     head = Head(512, 500, 0, 1000, 2, lambda hidden, out: None, "test")
     buffers = Buffers.make(head, budget, n_tokens, torch.device("cpu"))
@@ -261,7 +261,7 @@ def test_the_buffers_keep_to_their_budget(budget, n_tokens):
 
 
 def test_half_precision_weights_are_widened_where_products_cannot_be():
-    from steerlab.engines.vllm.worker.head import VOCABULARY_BLOCK, _widening
+    from steerlab.engines.vllm._worker.head import VOCABULARY_BLOCK, _widening
 
     generator = torch.Generator().manual_seed(0)
     n_rows = VOCABULARY_BLOCK + 70
@@ -291,7 +291,7 @@ def test_what_is_scored_survives_the_way_to_the_workers(start, tokens, measures)
 
 
 def test_a_hit_ends_before_the_first_scored_position():
-    from steerlab.engines.vllm.patches.cache_hits import _Shorter, longest_hit
+    from steerlab.engines.vllm._patches.cache_hits import _Shorter, longest_hit
 
     def request(num_tokens, spec):
         args = None if spec is None else spec.to_args()

@@ -115,7 +115,7 @@ def _start(path, folder, port, log):
     options = ["--layers", "1,2", "--max-directions", "2", "--max-runs", "3", "--vectors", str(folder)]
     vllm_options = ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-num-seqs", "8"]
     vllm_options += ["--served-model-name", "tiny", "--api-key", KEY, "--max-num-batched-tokens", "64"]
-    command = [sys.executable, "-c", "from steerlab.cli import main; main()", "serve", str(path), *options]
+    command = [sys.executable, "-c", "from steerlab._cli import main; main()", "serve", str(path), *options]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     environment |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with log.open("w") as file:

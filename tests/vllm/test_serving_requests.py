@@ -16,21 +16,21 @@ from pydantic import BaseModel, ValidationError
 import steerlab as sl
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, PlanError, VectorFileError
-from steerlab.engines.vllm.client.compiled_plan import compile_plan
-from steerlab.engines.vllm.server.arguments import ServeOptions, stated_names, vllm_namespace
-from steerlab.engines.vllm.server.fields import asked_of
-from steerlab.engines.vllm.server.gateway import Gateway
-from steerlab.engines.vllm.server.middleware import SteeringMiddleware
-from steerlab.engines.vllm.server.plans import PlanMaker
-from steerlab.engines.vllm.server.positions_json import where_of
-from steerlab.engines.vllm.server.registry import VectorRegistry
-from steerlab.engines.vllm.server.strict_json import read_json
-from steerlab.engines.vllm.server.tickets import ReceiptBook, Ticket
-from steerlab.engines.vllm.server.validation import explain
-from steerlab.engines.vllm.server.workers import ReplyCollector, SharedPlans, Workers
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.wire.packets import pack, unpack
-from steerlab.engines.vllm.wire.plan_tables import AMOUNT
+from steerlab.engines.vllm._client.compiled_plan import compile_plan
+from steerlab.engines.vllm._server.arguments import ServeOptions, stated_names, vllm_namespace
+from steerlab.engines.vllm._server.fields import asked_of
+from steerlab.engines.vllm._server.gateway import Gateway
+from steerlab.engines.vllm._server.middleware import SteeringMiddleware
+from steerlab.engines.vllm._server.plans import PlanMaker
+from steerlab.engines.vllm._server.positions_json import where_of
+from steerlab.engines.vllm._server.registry import VectorRegistry
+from steerlab.engines.vllm._server.strict_json import read_json
+from steerlab.engines.vllm._server.tickets import ReceiptBook, Ticket
+from steerlab.engines.vllm._server.validation import explain
+from steerlab.engines.vllm._server.workers import ReplyCollector, SharedPlans, Workers
+from steerlab.engines.vllm._wire.config import SteeringConfig
+from steerlab.engines.vllm._wire.packets import pack, unpack
+from steerlab.engines.vllm._wire.plan_tables import AMOUNT
 from steerlab.models import resolve
 
 INFO = ModelInfo("tiny", None, "0123", "none", 4, 128, 384, 512, "float32")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from steerlab.engines.vllm.wire.request_spec import RequestSpec
+from steerlab.engines.vllm._wire.request_spec import RequestSpec
 
 BLOCK = 16
 PREFIX = list(range(100, 200))
@@ -20,7 +20,7 @@ def hasher(calls):
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
 
-    from steerlab.engines.vllm.patches.shared_prefixes import SharedPrefixHasher
+    from steerlab.engines.vllm._patches.shared_prefixes import SharedPrefixHasher
 
     init_none_hash(sha256)
     own = plain()
@@ -38,7 +38,7 @@ def plain():
     from vllm.utils.hashing import sha256
     from vllm.v1.core import kv_cache_utils
 
-    from steerlab.engines.vllm.patches import block_keys
+    from steerlab.engines.vllm._patches import block_keys
 
     block_keys.install()
     hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
@@ -101,7 +101,7 @@ def test_a_prefix_that_is_not_shared_is_not_taken_over(hasher, change):
 
 
 def test_few_prefixes_are_remembered(hasher, calls):
-    from steerlab.engines.vllm.patches.shared_prefixes import REMEMBERED
+    from steerlab.engines.vllm._patches.shared_prefixes import REMEMBERED
 
     for number in range(REMEMBERED + 1):
         request(PREFIX, hasher, prefix=(f"{number}", len(PREFIX)))
@@ -115,7 +115,7 @@ def test_the_scheduler_uses_it():
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.engine import core
 
-    from steerlab.engines.vllm.patches.shared_prefixes import SharedPrefixHasher, install
+    from steerlab.engines.vllm._patches.shared_prefixes import SharedPrefixHasher, install
 
     install()
     install()

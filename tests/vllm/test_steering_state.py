@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm.client.compiled_plan import compile_plan
-from steerlab.engines.vllm.wire.config import SteeringConfig
-from steerlab.engines.vllm.wire.request_spec import RequestSpec
-from steerlab.engines.vllm.worker.op_torch import edit_rows
-from steerlab.engines.vllm.worker.tables import Tables
+from steerlab.engines.vllm._client.compiled_plan import compile_plan
+from steerlab.engines.vllm._wire.config import SteeringConfig
+from steerlab.engines.vllm._wire.request_spec import RequestSpec
+from steerlab.engines.vllm._worker.op_torch import edit_rows
+from steerlab.engines.vllm._worker.tables import Tables
 
 pytestmark = pytest.mark.vllm
 
@@ -33,7 +33,7 @@ PLANS = {
 @pytest.fixture
 def state():
     """Of a rank that holds the layers 1 and 3 of the three that are wired."""
-    from steerlab.engines.vllm.worker.steering_state import SteeringState
+    from steerlab.engines.vllm._worker.steering_state import SteeringState
 
     tables = Tables.make(
         CONFIG, n_points=2, n_slots=4, n_tokens=32, d_model=WIDTH, dtype=torch.float32, device=torch.device("cpu")
@@ -82,7 +82,7 @@ def test_requests_that_enter_together_get_their_own_directions(state):
 
 
 def test_many_directions_cross_in_several_goes(state, monkeypatch):
-    from steerlab.engines.vllm.worker import steering_state
+    from steerlab.engines.vllm._worker import steering_state
 
     monkeypatch.setattr(steering_state, "STAGED", 2 * 4 * WIDTH)
     for slot in range(4):

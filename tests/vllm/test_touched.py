@@ -10,12 +10,12 @@ import pytest
 
 import steerlab
 from steerlab.core.errors import BackendMissingError
-from steerlab.engines.vllm.patches import cache_hits, versions
-from steerlab.engines.vllm.patches.differences import differences, fits, parameters
-from steerlab.engines.vllm.patches.grouped_admission import Groups
-from steerlab.engines.vllm.patches.source import Source
-from steerlab.engines.vllm.patches.touched import SUPPORTED, TOUCHED, minor, module_of
-from steerlab.engines.vllm.wire.request_spec import RequestSpec, ScoreSpec
+from steerlab.engines.vllm._patches import cache_hits, versions
+from steerlab.engines.vllm._patches.differences import differences, fits, parameters
+from steerlab.engines.vllm._patches.grouped_admission import Groups
+from steerlab.engines.vllm._patches.source import Source
+from steerlab.engines.vllm._patches.touched import SUPPORTED, TOUCHED, minor, module_of
+from steerlab.engines.vllm._wire.request_spec import RequestSpec, ScoreSpec
 from steerlab.measures.quantities import TokenLogProb
 
 RECORDED = Path(__file__).parent / "touched"
@@ -172,7 +172,7 @@ def test_an_altered_vllm_is_refused_in_one_sentence(altered):
 
 
 def test_the_plugin_leaves_an_altered_vllm_alone(altered, monkeypatch, caplog):
-    from steerlab.engines.vllm import plugin
+    from steerlab.engines.vllm import _plugin as plugin
 
     monkeypatch.setattr(plugin, "installed_version", versions.installed_version)
     plugin.register()

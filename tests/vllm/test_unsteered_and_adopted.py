@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.core.hook_points import HookPoint
+from steerlab.core._hook_points import HookPoint
+from steerlab.engines.vllm._client.reproducible import check_reproducible, irreproducible
+from steerlab.engines.vllm._wire.config import KEY, SteeringConfig
 from steerlab.engines.vllm.adopting import adopted_config
-from steerlab.engines.vllm.client.reproducible import check_reproducible, irreproducible
-from steerlab.engines.vllm.wire.config import KEY, SteeringConfig
 
 PROMPTS = ["Where did you put the keys?", "She opened the window, because the room was warm and quiet"]
 TARGETS = [[" on the table", " four"]] * 2
@@ -27,7 +27,7 @@ GREEDY = {"policy": sl.SamplingPolicy.greedy(), "max_new_tokens": 8}
 @pytest.fixture(scope="module")
 def unsteered(start, tiny_path):
     """An engine without layers, of a model in which no stream is looked for."""
-    from steerlab.engines.vllm.worker import wiring
+    from steerlab.engines.vllm._worker import wiring
 
     def refused(*_):
         raise sl.HookPointError("no stream can be identified")

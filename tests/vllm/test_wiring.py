@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from steerlab.core.errors import BackendMissingError, HookPointError, InputError
-from steerlab.engines.vllm.patches import versions
-from steerlab.engines.vllm.wire.config import KEY, SteeringConfig
-from steerlab.engines.vllm.worker.layers import find_layers, stream_parts
-from steerlab.engines.vllm.worker.probe import _check_handed_on, _rule_of, _Seen
-from steerlab.engines.vllm.worker.wiring import check_features
+from steerlab.engines.vllm._patches import versions
+from steerlab.engines.vllm._wire.config import KEY, SteeringConfig
+from steerlab.engines.vllm._worker.layers import find_layers, stream_parts
+from steerlab.engines.vllm._worker.probe import _check_handed_on, _rule_of, _Seen
+from steerlab.engines.vllm._worker.wiring import check_features
 
 
 def test_a_missing_vllm_names_the_command(monkeypatch):
@@ -41,7 +41,7 @@ def test_the_plugin_patches_once():
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.worker.gpu_worker import Worker
 
-    from steerlab.engines.vllm.plugin import register
+    from steerlab.engines.vllm._plugin import register
 
     register()
     first = (Worker.load_model, kv_cache_utils.generate_block_hash_extra_keys)
@@ -54,13 +54,13 @@ def test_vllm_finds_the_plugin():
     from importlib.metadata import entry_points
 
     (point,) = [p for p in entry_points(group="vllm.general_plugins") if p.name == "steerlab"]
-    assert point.value == "steerlab.engines.vllm.plugin:register"
+    assert point.value == "steerlab.engines.vllm._plugin:register"
 
 
 @pytest.mark.vllm
 def test_unsteered_requests_keep_their_block_keys():
-    from steerlab.engines.vllm.patches.block_keys import block_key
-    from steerlab.engines.vllm.wire.request_spec import RequestSpec
+    from steerlab.engines.vllm._patches.block_keys import block_key
+    from steerlab.engines.vllm._wire.request_spec import RequestSpec
 
     def request(extra_args):
         return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra_args))
@@ -92,7 +92,7 @@ def test_unsteered_requests_keep_their_block_keys():
     ],
 )
 def test_what_is_not_ours_leaves_an_engine_without_steering_alone(body):
-    from steerlab.engines.vllm.patches.block_keys import block_key
+    from steerlab.engines.vllm._patches.block_keys import block_key
 
     for value in (body, json.dumps(body)):
         request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={KEY: value}))
@@ -205,7 +205,7 @@ def test_a_stream_that_changes_between_layers_is_refused():
 @pytest.mark.vllm
 def test_a_layer_may_write_into_its_inputs():
     """As fused norms do where nothing is compiled."""
-    from steerlab.engines.vllm.worker.probe import _watched
+    from steerlab.engines.vllm._worker.probe import _watched
 
     class Greedy(nn.Module):
         def forward(self, hidden, residual):

@@ -8,44 +8,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerlab.core.arguments import explains_arguments
-from steerlab.core.batching import batches_by_tokens
+from steerlab._runtime.capturing import HookPair, plan_hooks, whole_prompt_hooks
+from steerlab._runtime.differentiable import DifferentiableScores
+from steerlab._runtime.encoding import Encoder
+from steerlab._runtime.growth import fresh_rows
+from steerlab._runtime.jobs import generation_jobs
+from steerlab._runtime.reference_norm import reference_windows
+from steerlab._runtime.rows import left_padded
+from steerlab._runtime.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._batching import batches_by_tokens
+from steerlab.core._hook_points import HookPoint, read_point, resolve_layer, resolve_layers
+from steerlab.core._not_finite import failed_prompts, not_finite
+from steerlab.core._numbers import as_integer, check_flag, check_integer, shown
+from steerlab.core._progress import progress
+from steerlab.core._seeds import SeedLike, check_seed, check_single_seed
+from steerlab.core._stopping import stop_strings
+from steerlab.core._text import Boundary, EncodedPair, PromptLike
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
 from steerlab.core.errors import InputError, NonFiniteError
-from steerlab.core.hook_points import HookPoint, read_point, resolve_layer, resolve_layers
-from steerlab.core.not_finite import failed_prompts, not_finite
-from steerlab.core.numbers import as_integer, check_flag, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.progress import progress
 from steerlab.core.receipts import Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
-from steerlab.core.seeds import SeedLike, check_seed, check_single_seed
-from steerlab.core.stopping import stop_strings
-from steerlab.core.text import Boundary, EncodedPair, PromptLike
 from steerlab.display import Piece, Shown
-from steerlab.engines.lens.backends import BridgedModel, embedding_device, exact_backend, plain_model
-from steerlab.engines.lens.capture_task import CaptureTask
-from steerlab.engines.lens.generating import GenerationTask, stop_rules
-from steerlab.engines.lens.heads import head_outputs
-from steerlab.engines.lens.info import describe_model
+from steerlab.engines.lens._backends import BridgedModel, embedding_device, exact_backend, plain_model
+from steerlab.engines.lens._capture_task import CaptureTask
+from steerlab.engines.lens._generating import GenerationTask, stop_rules
+from steerlab.engines.lens._heads import head_outputs
+from steerlab.engines.lens._info import describe_model
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.quantities import check_named
-from steerlab.runtime.capturing import HookPair, plan_hooks, whole_prompt_hooks
-from steerlab.runtime.differentiable import DifferentiableScores
-from steerlab.runtime.encoding import Encoder
-from steerlab.runtime.growth import fresh_rows
-from steerlab.runtime.jobs import generation_jobs
-from steerlab.runtime.reference_norm import reference_windows
-from steerlab.runtime.rows import left_padded
-from steerlab.runtime.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
+from steerlab.steering._plan_assignment import AssignedPlan, PlanArgument, assign_plans, group_by_plan
+from steerlab.steering._run import PlanRun
 from steerlab.steering.plan import Plan
-from steerlab.steering.plan_assignment import AssignedPlan, PlanArgument, assign_plans, group_by_plan
-from steerlab.steering.positions.by_tokens import on_model
-from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions._by_tokens import on_model
+from steerlab.steering.positions._prompt_lookup import PromptContent
 from steerlab.steering.positions.where import Where, WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
-from steerlab.steering.run import PlanRun
 from steerlab.steering.top_tokens import check_streams
 
 GREEDY = SamplingPolicy.greedy()

@@ -10,24 +10,24 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from steerlab.core.arguments import explains_arguments
+from steerlab._runtime.decoding import Decoding, StopRules, eos_token_ids
+from steerlab._runtime.growth import fresh_rows
+from steerlab._runtime.hooks import HookPair
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._not_finite import not_finite
+from steerlab.core._numbers import as_integer, as_list, as_number, check_flag, check_integer, shown
+from steerlab.core._seeds import check_seed, draw_keys, row_key
+from steerlab.core._spelling import decode
+from steerlab.core._text import encode_prompt
 from steerlab.core.errors import ContextLengthError, InputError, PromptError, VectorShapeError, VectorValueError
-from steerlab.core.not_finite import not_finite
-from steerlab.core.numbers import as_integer, as_list, as_number, check_flag, check_integer, shown
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.seeds import check_seed, draw_keys, row_key
-from steerlab.core.spelling import decode
-from steerlab.core.text import encode_prompt
-from steerlab.engines.lens.backends import choose_backend
-from steerlab.engines.lens.hooking import find_hook_point
-from steerlab.engines.lens.info import context_length
-from steerlab.engines.lens.legacy import legacy_rows
-from steerlab.runtime.decoding import Decoding, StopRules, eos_token_ids
-from steerlab.runtime.growth import fresh_rows
-from steerlab.runtime.hooks import HookPair
+from steerlab.engines.lens._backends import choose_backend
+from steerlab.engines.lens._hooking import find_hook_point
+from steerlab.engines.lens._info import context_length
+from steerlab.engines.lens._legacy import legacy_rows
+from steerlab.steering._row_values import row_of, shape_of
+from steerlab.steering._run import PlanRun
 from steerlab.steering.plan import Plan
-from steerlab.steering.row_values import row_of, shape_of
-from steerlab.steering.run import PlanRun
 
 HookFunction = Callable[..., Any]
 

@@ -5,26 +5,26 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import HookPoint, check_site, resolve_layer, resolve_layers
+from steerlab.core._numbers import check_flag, check_integer, check_number
+from steerlab.core._seeds import SeedLike, check_seed
+from steerlab.core._stopping import stop_strings
+from steerlab.core._text import Boundary, PromptLike, as_prompts, as_targets, is_single_prompt, listed
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
 from steerlab.core.errors import InputError, PlanError, SteerlabError
-from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
-from steerlab.core.numbers import check_flag, check_integer, check_number
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Inherited, Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Scores, check_pool
-from steerlab.core.seeds import SeedLike, check_seed
-from steerlab.core.stopping import stop_strings
-from steerlab.core.text import Boundary, PromptLike, as_prompts, as_targets, is_single_prompt, listed
 from steerlab.display import Piece, Shown
-from steerlab.engines.http.frames import Frame
-from steerlab.engines.http.plans import plans_message
-from steerlab.engines.http.results import activations_in, generations_in, measured_in, scores_in
-from steerlab.engines.remote.connection import RemoteConnection
-from steerlab.engines.remote.tokenizer import remote_tokenizer
+from steerlab.engines._http.frames import Frame
+from steerlab.engines._http.plans import plans_message
+from steerlab.engines._http.results import activations_in, generations_in, measured_in, scores_in
+from steerlab.engines.remote._connection import RemoteConnection
+from steerlab.engines.remote._tokenizer import remote_tokenizer
 from steerlab.measures.quantities import Quantity, check_named
+from steerlab.steering._plan_assignment import PlanArgument
 from steerlab.steering.plan import Plan
-from steerlab.steering.plan_assignment import PlanArgument
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 

@@ -9,15 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steerlab.engines.vllm._sequence_prob import SequenceProb
     from steerlab.engines.vllm.adopting import vllm_config
     from steerlab.engines.vllm.engine import VLLMEngine
     from steerlab.engines.vllm.repcontrol import RepControl
-    from steerlab.engines.vllm.sequence_prob import SequenceProb
 
 _MODULES = {
     "vllm_config": "steerlab.engines.vllm.adopting",
     "RepControl": "steerlab.engines.vllm.repcontrol",
-    "SequenceProb": "steerlab.engines.vllm.sequence_prob",
+    "SequenceProb": "steerlab.engines.vllm._sequence_prob",
     "VLLMEngine": "steerlab.engines.vllm.engine",
 }
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import resolve_layers
+from steerlab.core._numbers import as_integer, as_list
 from steerlab.core.errors import InputError
-from steerlab.core.hook_points import resolve_layers
-from steerlab.core.numbers import as_integer, as_list
-from steerlab.engines.vllm.client.info import read_config
-from steerlab.engines.vllm.wire.config import KEY, SteeringConfig, is_ours, sites_in_order
+from steerlab.engines.vllm._client.info import read_config
+from steerlab.engines.vllm._wire.config import KEY, SteeringConfig, is_ours, sites_in_order
 from steerlab.models import resolve
 
 

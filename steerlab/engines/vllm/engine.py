@@ -10,44 +10,44 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 import numpy as np
 import torch
 
-from steerlab.core.arguments import explains_arguments
+from steerlab._runtime.encoding import Encoder, Pair
+from steerlab._runtime.reference_norm import WINDOW, reference_windows, window_width
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import HookPoint, check_site, resolve_layer, resolve_layers
+from steerlab.core._not_finite import failed_prompts
+from steerlab.core._numbers import check_flag, check_integer
+from steerlab.core._seeds import SeedLike, check_seed
+from steerlab.core._stopping import stop_strings
+from steerlab.core._text import Boundary, PromptLike
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
 from steerlab.core.errors import InputError, SteerlabError
-from steerlab.core.hook_points import HookPoint, check_site, resolve_layer, resolve_layers
-from steerlab.core.not_finite import failed_prompts
-from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Inherited, Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
-from steerlab.core.seeds import SeedLike, check_seed
-from steerlab.core.stopping import stop_strings
-from steerlab.core.text import Boundary, PromptLike
 from steerlab.display import Piece, Shown
+from steerlab.engines.vllm._client.build_receipts import receipts_of
+from steerlab.engines.vllm._client.capturing import CaptureCall
+from steerlab.engines.vllm._client.compiled_plan import wired_point
+from steerlab.engines.vllm._client.connection import Connection
+from steerlab.engines.vllm._client.generating import GenerationCall, ran_tokens
+from steerlab.engines.vllm._client.info import describe, eos_token_ids, read_config, read_tokenizer
+from steerlab.engines.vllm._client.isolation import check_isolation
+from steerlab.engines.vllm._client.ready_plans import Planner, ReadyPlan
+from steerlab.engines.vllm._client.reproducible import check_reproducible
+from steerlab.engines.vllm._client.requests import Outcome, require_finite
+from steerlab.engines.vllm._client.run_requests import run_requests
+from steerlab.engines.vllm._client.sampling import check_policy
+from steerlab.engines.vllm._client.scoring import Measures, check_measures, measured_of, score_requests, shared
+from steerlab.engines.vllm._patches.versions import require_vllm
+from steerlab.engines.vllm._wire.config import SteeringConfig, sites_in_order
 from steerlab.engines.vllm.adopting import adopted_config, wired_layers
-from steerlab.engines.vllm.client.build_receipts import receipts_of
-from steerlab.engines.vllm.client.capturing import CaptureCall
-from steerlab.engines.vllm.client.compiled_plan import wired_point
-from steerlab.engines.vllm.client.connection import Connection
-from steerlab.engines.vllm.client.generating import GenerationCall, ran_tokens
-from steerlab.engines.vllm.client.info import describe, eos_token_ids, read_config, read_tokenizer
-from steerlab.engines.vllm.client.isolation import check_isolation
-from steerlab.engines.vllm.client.ready_plans import Planner, ReadyPlan
-from steerlab.engines.vllm.client.reproducible import check_reproducible
-from steerlab.engines.vllm.client.requests import Outcome, require_finite
-from steerlab.engines.vllm.client.run_requests import run_requests
-from steerlab.engines.vllm.client.sampling import check_policy
-from steerlab.engines.vllm.client.scoring import Measures, check_measures, measured_of, score_requests, shared
-from steerlab.engines.vllm.patches.versions import require_vllm
-from steerlab.engines.vllm.wire.config import SteeringConfig, sites_in_order
 from steerlab.measures.quantities import LogDistribution, Quantity, TokenLogProb
 from steerlab.models import resolve
-from steerlab.models.resolver import ResolvedModel
-from steerlab.runtime.encoding import Encoder, Pair
-from steerlab.runtime.reference_norm import WINDOW, reference_windows, window_width
+from steerlab.models._resolver import ResolvedModel
+from steerlab.steering._plan_assignment import PlanArgument
 from steerlab.steering.plan import Plan
-from steerlab.steering.plan_assignment import PlanArgument
-from steerlab.steering.positions.by_tokens import on_model
-from steerlab.steering.positions.prompt_lookup import PromptContent
+from steerlab.steering.positions._by_tokens import on_model
+from steerlab.steering.positions._prompt_lookup import PromptContent
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions

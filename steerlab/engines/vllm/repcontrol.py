@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import resolve_layer
+from steerlab.core._numbers import as_integer, shown
+from steerlab.core._text import PromptLike
 from steerlab.core.errors import InputError
-from steerlab.core.hook_points import resolve_layer
-from steerlab.core.numbers import as_integer, shown
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Generations
-from steerlab.core.text import PromptLike
 from steerlab.engines.vllm.engine import VLLMEngine, check_vllm_engine
+from steerlab.steering._row_values import row_of
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import where
-from steerlab.steering.positions.sets import Where
-from steerlab.steering.row_values import row_of
+from steerlab.steering.positions._sets import Where
 from steerlab.steering.vectors import SteeringVector
 
 _POLICY = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -16,20 +16,20 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.core.targets import Targets
 from steerlab.display import Piece, Shown
-from steerlab.experiment.blocks import Block, Paragraph, Section, Verdict
-from steerlab.experiment.blocks.findings import Finding, finding_sections
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.measurements.checks import check_targets
+from steerlab.experiment._blocks import Block, Paragraph, Section, Verdict
+from steerlab.experiment._blocks.findings import Finding, finding_sections
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._store.cell_engine import cell_engine_for
+from steerlab.experiment._store.looks import Look, Looks, content_hashes, prompt_hash
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment.measurements._checks import check_targets
+from steerlab.experiment.measurements._item_values import item_values
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.controls import Arm, Controls, control_arms
-from steerlab.experiment.measurements.item_values import item_values
-from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.measurements.preregistration import preregistered
 from steerlab.experiment.measurements.selection import Selection
-from steerlab.experiment.store.cell_engine import cell_engine_for
-from steerlab.experiment.store.looks import Look, Looks, content_hashes, prompt_hash
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
 from steerlab.measures.intervals import cluster_t_mean, null_rank
 
 
@@ -115,7 +115,7 @@ class Confirmation(Shown):
         return str(self).splitlines()[0]
 
     def _pieces(self) -> Sequence[Piece]:
-        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+        from steerlab.experiment._blocks.faces import finding_pieces  # which draws
 
         return finding_pieces(confirmation_finding(self, ""))
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from steerlab.core._numbers import check_flag, check_integer
 from steerlab.core.contrast_pairs import ContrastPairs, balanced_flips
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
-from steerlab.core.numbers import check_flag, check_integer
 from steerlab.measures.intervals import rank_floor
 from steerlab.steering.extraction.estimators import ESTIMATORS, estimator
 from steerlab.steering.extraction.extract import PairActivations, read_pairs

@@ -6,26 +6,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from steerlab.core._numbers import check_integer
+from steerlab.core._progress import progress
+from steerlab.core._text import PromptLike, as_prompts
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.progress import progress
 from steerlab.core.results import exp_or_inf
-from steerlab.core.text import PromptLike, as_prompts
-from steerlab.experiment.blocks import Block, Section
-from steerlab.experiment.blocks.findings import frame_sections
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.blocks.tables import table_of
-from steerlab.experiment.measurements.checks import check_doses
+from steerlab.experiment._blocks import Block, Section
+from steerlab.experiment._blocks.findings import frame_sections
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._blocks.tables import table_of
+from steerlab.experiment._store.cells import Cell, StoredCell
+from steerlab.experiment._store.plans import resolved, stored_plan
+from steerlab.experiment._store.results import frame_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._store.session import Session
+from steerlab.experiment.measurements._checks import check_doses
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.generations import completions, generate_paired
-from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.texts import neutral_texts, text_statistics
-from steerlab.experiment.store.cells import Cell, StoredCell
-from steerlab.experiment.store.plans import resolved, stored_plan
-from steerlab.experiment.store.results import frame_kind
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import Session
 from steerlab.measures.intervals import cluster_bootstrap_mean
 from steerlab.scoring import text_nlls
 from steerlab.steering.plan import Plan

@@ -11,23 +11,23 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from steerlab.core._progress import progress
+from steerlab.core._spelling import token_text
+from steerlab.core._text import PromptLike
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.progress import progress
-from steerlab.core.spelling import token_text
-from steerlab.core.text import PromptLike
-from steerlab.experiment.blocks import Block, Folded, Paragraph, Plots, Section, TokenText
-from steerlab.experiment.blocks.findings import conditions, frame_sections
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.blocks.tables import count, table_of
-from steerlab.experiment.measurements.measurement import Measurement
+from steerlab.experiment._blocks import Block, Folded, Paragraph, Plots, Section, TokenText
+from steerlab.experiment._blocks.findings import conditions, frame_sections
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._blocks.tables import count, table_of
+from steerlab.experiment._store.cells import Cell, StoredCell
+from steerlab.experiment._store.plans import resolved, stored_plan
+from steerlab.experiment._store.results import frame_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._store.session import Session
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.texts import neutral_texts
-from steerlab.experiment.store.cells import Cell, StoredCell
-from steerlab.experiment.store.plans import resolved, stored_plan
-from steerlab.experiment.store.results import frame_kind
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import Session
 from steerlab.measures.divergence import kl
 from steerlab.measures.entropy import entropy
 from steerlab.measures.intervals import cluster_bootstrap_mean
@@ -332,7 +332,7 @@ def _entropies_again(session: Session, stored: StoredCell) -> pd.DataFrame:
 def entropy_blocks(frame: pd.DataFrame, place: str) -> list[Block]:
     """Entropies and divergences on the same text in both arms; `frame` as `Experiment.entropy` gives it."""
     from steerlab.experiment import plots
-    from steerlab.experiment.blocks.pictures import picture
+    from steerlab.experiment._blocks.pictures import picture
 
     finding = plots.describe_entropy(frame)
     caption = (

@@ -6,26 +6,26 @@ from typing import Any
 
 import pandas as pd
 
+from steerlab.core._numbers import check_flag, check_integer
+from steerlab.core._stopping import stop_strings
+from steerlab.core._text import PromptLike, as_prompts
 from steerlab.core.engine import Engine
-from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.stopping import stop_strings
-from steerlab.core.text import PromptLike, as_prompts
-from steerlab.experiment.blocks import Block, Completions, Paragraph, Section
-from steerlab.experiment.blocks.findings import conditions, frame_sections
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.blocks.tables import count
-from steerlab.experiment.measurements.checks import check_doses
+from steerlab.experiment._blocks import Block, Completions, Paragraph, Section
+from steerlab.experiment._blocks.findings import conditions, frame_sections
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._blocks.tables import count
+from steerlab.experiment._store.cells import Cell, StoredCell, join
+from steerlab.experiment._store.plans import resolved
+from steerlab.experiment._store.results import frame_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._store.session import Session
+from steerlab.experiment._wording import number
+from steerlab.experiment.measurements._checks import check_doses
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.judgements import rated
-from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.pairing import KEY
 from steerlab.experiment.measurements.texts import Judge, judged
-from steerlab.experiment.store.cells import Cell, StoredCell, join
-from steerlab.experiment.store.plans import resolved
-from steerlab.experiment.store.results import frame_kind
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import Session
-from steerlab.experiment.wording import number
 from steerlab.scoring.judging import RubricJudge
 from steerlab.steering.plan import Plan
 

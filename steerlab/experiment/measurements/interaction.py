@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from steerlab.core._numbers import as_list, as_number, shown
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import as_list, as_number, shown
 from steerlab.core.targets import Targets
 from steerlab.display import Grid, Piece, Remarks, Shown, diverging, figure, interval
-from steerlab.experiment.blocks import Section
-from steerlab.experiment.blocks.findings import Finding, finding_sections
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.measurements.item_values import item_values
-from steerlab.experiment.measurements.measurement import Measurement
+from steerlab.experiment._blocks import Section
+from steerlab.experiment._blocks.findings import Finding, finding_sections
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._store.cell_engine import cell_engine_for
+from steerlab.experiment._store.plans import resolved
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._wording import metric_label
+from steerlab.experiment.measurements._item_values import item_values
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
-from steerlab.experiment.store.cell_engine import cell_engine_for
-from steerlab.experiment.store.plans import resolved
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.wording import metric_label
-from steerlab.measures.interactions import interaction_residuals
+from steerlab.measures._interactions import interaction_residuals
 from steerlab.measures.intervals import cluster_t_mean
 from steerlab.steering.plan import Plan
 
@@ -65,7 +65,7 @@ class Interaction(Shown):
         return f"{self.metric}, largest interaction {figure(largest.interaction)} {ends} {where}"
 
     def _pieces(self) -> Sequence[Piece]:
-        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+        from steerlab.experiment._blocks.faces import finding_pieces  # which draws
 
         grid = self.grid()
         down, across = ([f"{scale:g} × {plan}" for scale in side] for plan, side in (("a", grid.index), ("b", grid)))

@@ -11,17 +11,17 @@ import pandas as pd
 
 from steerlab.core.errors import RunError
 from steerlab.display import Facts, Fold, Piece, Shown, Table, figure, interval
-from steerlab.experiment.blocks import Block, Paragraph, Section
-from steerlab.experiment.blocks import Facts as FactsBlock
-from steerlab.experiment.blocks.findings import numbered
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.blocks.tables import table_of
-from steerlab.experiment.measurements.measurement import Measurement
+from steerlab.experiment._blocks import Block, Paragraph, Section
+from steerlab.experiment._blocks import Facts as FactsBlock
+from steerlab.experiment._blocks.findings import numbered
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._blocks.tables import table_of
+from steerlab.experiment._store.cell_engine import cell_engine_for
+from steerlab.experiment._store.findings import read_finding
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.pairing import KEY, paired_differences
-from steerlab.experiment.store.cell_engine import cell_engine_for
-from steerlab.experiment.store.findings import read_finding
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
 from steerlab.scoring.judging import JudgeCard, Judgements, RubricJudge
 from steerlab.scoring.judging.rating import judgements_from, label_columns, with_figures
 

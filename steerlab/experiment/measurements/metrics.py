@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 from scipy.special import logsumexp
 
+from steerlab.core._hashing import HASH_LENGTH, content_hash
+from steerlab.core._numbers import as_number, plain, shown
 from steerlab.core.errors import InputError
-from steerlab.core.hashing import HASH_LENGTH, content_hash
-from steerlab.core.numbers import as_number, plain, shown
-from steerlab.experiment.store.function_code import bytecode
+from steerlab.experiment._store.function_code import bytecode
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from steerlab.core._numbers import check_integer, check_number
+from steerlab.core._text import PromptLike, as_prompts, encode_prompt
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import InputError, PromptError
-from steerlab.core.numbers import check_integer, check_number
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
-from steerlab.core.text import PromptLike, as_prompts, encode_prompt
 from steerlab.display import Piece, Shown, count, figure
 from steerlab.engines.loading import BACKENDS, load
-from steerlab.experiment.blocks import Section
-from steerlab.experiment.blocks.findings import Finding, finding_sections
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.measurements.measurement import Measurement
-from steerlab.experiment.store.fingerprint import Fingerprint, engine_versions
-from steerlab.experiment.store.plans import resolved
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import Session
+from steerlab.experiment._blocks import Section
+from steerlab.experiment._blocks.findings import Finding, finding_sections
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._store.fingerprint import Fingerprint, engine_versions
+from steerlab.experiment._store.plans import resolved
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._store.session import Session
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.steering.plan import Plan
 
 _WORST = 20
@@ -116,7 +116,7 @@ class Parity(Shown):
         return f"{verdict}: largest |Δ log p| {figure(self.max_delta)} nats of {tokens}"
 
     def _pieces(self) -> Sequence[Piece]:
-        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+        from steerlab.experiment._blocks.faces import finding_pieces  # which draws
 
         return finding_pieces(parity_finding(self, ""))
 

@@ -8,30 +8,30 @@ from typing import Any
 
 import pandas as pd
 
+from steerlab.core._hashing import content_hash
+from steerlab.core._numbers import check_number
+from steerlab.core._text import PromptLike
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import InputError, RunError
-from steerlab.core.hashing import content_hash
-from steerlab.core.numbers import check_number
 from steerlab.core.targets import Targets
-from steerlab.core.text import PromptLike
 from steerlab.display import Facts, Piece, Remarks, Shown
-from steerlab.experiment.blocks import Block, Bullets, Paragraph, Section, Verdict
-from steerlab.experiment.blocks.findings import numbered
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.blocks.tables import table_of
-from steerlab.experiment.measurements.checks import check_doses, check_targets
+from steerlab.experiment._blocks import Block, Bullets, Paragraph, Section, Verdict
+from steerlab.experiment._blocks.findings import numbered
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._blocks.tables import table_of
+from steerlab.experiment._store.findings import read_finding
+from steerlab.experiment._store.inputs import texts_hash
+from steerlab.experiment._store.looks import content_hashes
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment.measurements._checks import check_doses, check_targets
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.controls import Controls, check_pairs
-from steerlab.experiment.measurements.effect.measure import check_adjustment, check_smallest
+from steerlab.experiment.measurements.effect._measure import check_adjustment, check_smallest
+from steerlab.experiment.measurements.effect._settings import EffectSettings
 from steerlab.experiment.measurements.effect.result import Effect
-from steerlab.experiment.measurements.effect.settings import EffectSettings
-from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.measurements.texts import neutral_texts
-from steerlab.experiment.store.findings import read_finding
-from steerlab.experiment.store.inputs import texts_hash
-from steerlab.experiment.store.looks import content_hashes
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
 from steerlab.steering.plan import Plan
 
 Rows = list[tuple[str, str, str]]

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 
 from steerlab.display import Facts, Piece, Remarks, Shown, count
-from steerlab.experiment.blocks import Block, Bullets, Folded, Paragraph, Section, Subsection
-from steerlab.experiment.blocks import Facts as FactsBlock
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.blocks.tables import table_of
-from steerlab.experiment.measurements.measurement import Measurement
-from steerlab.experiment.store.results import finding_kind
+from steerlab.experiment._blocks import Block, Bullets, Folded, Paragraph, Section, Subsection
+from steerlab.experiment._blocks import Facts as FactsBlock
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._blocks.tables import table_of
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment.measurements._measurement import Measurement
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +43,7 @@ class ProtocolResult(Shown):
         return f"{self.protocol!r}, a table of {count(len(self.table), 'row')} from {count(len(self.rows), 'row')}"
 
     def _pieces(self) -> Sequence[Piece]:
-        from steerlab.experiment.blocks.faces import frame_piece  # which draws
+        from steerlab.experiment._blocks.faces import frame_piece  # which draws
 
         about = [("paper", self.paper), *[(name, str(value)) for name, value in self.settings.items()]]
         return [

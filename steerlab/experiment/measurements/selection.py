@@ -10,30 +10,30 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from steerlab.core._hook_points import resolve_layer
+from steerlab.core._numbers import as_integer, as_list, as_number, check_number, shown
+from steerlab.core._progress import progress
+from steerlab.core._text import PromptLike
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.hook_points import resolve_layer
-from steerlab.core.numbers import as_integer, as_list, as_number, check_number, shown
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.progress import progress
 from steerlab.core.targets import Targets
-from steerlab.core.text import PromptLike
 from steerlab.display import Picture, Piece, Shown, figure
-from steerlab.experiment.blocks import Block, Plot, Plots, Section
-from steerlab.experiment.blocks.findings import Finding, finding_blocks, numbered
-from steerlab.experiment.blocks.material import Material
+from steerlab.experiment._blocks import Block, Plot, Plots, Section
+from steerlab.experiment._blocks.findings import Finding, finding_blocks, numbered
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._store.cell_engine import cell_engine_for
+from steerlab.experiment._store.cells import Cell, join
+from steerlab.experiment._store.looks import prompt_hashes
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._store.session import Session
+from steerlab.experiment.measurements._item_values import item_values
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.cost import perplexity_ratio
 from steerlab.experiment.measurements.entropy import entropy_change
-from steerlab.experiment.measurements.item_values import item_values
-from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
 from steerlab.experiment.measurements.texts import neutral_texts
-from steerlab.experiment.store.cell_engine import cell_engine_for
-from steerlab.experiment.store.cells import Cell, join
-from steerlab.experiment.store.looks import prompt_hashes
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import Session
 from steerlab.scoring import text_nlls
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
@@ -111,7 +111,7 @@ class Selection(Shown):
         return str(self)
 
     def _pieces(self) -> Sequence[Piece]:
-        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+        from steerlab.experiment._blocks.faces import finding_pieces  # which draws
 
         found = selection_finding(self, "")
         bounds = [f"{name} ≤ {figure(bound)}" for name, bound in self.subject_to.items()]
@@ -487,7 +487,7 @@ def layer_dose_plots(frame: pd.DataFrame, name: str) -> list[Plot]:
         name: of the vector, or empty.
     """
     from steerlab.experiment import plots
-    from steerlab.experiment.blocks.pictures import picture
+    from steerlab.experiment._blocks.pictures import picture
 
     of = f"{name}: " if name else ""
     caption = f"{of}Change of the metric from the unsteered model. The best of many tries looks better than it is."

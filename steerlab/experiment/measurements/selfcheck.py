@@ -9,20 +9,20 @@ import numpy as np
 import pandas as pd
 import torch
 
+from steerlab.core._hook_points import resolve_layers
+from steerlab.core._numbers import check_number
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, RunError, SteerlabError
-from steerlab.core.hook_points import resolve_layers
-from steerlab.core.numbers import check_number
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Generations, Scores
 from steerlab.display import Piece, Shown, count
-from steerlab.experiment.blocks import Section
-from steerlab.experiment.blocks.findings import Finding, finding_sections
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.measurements.measurement import Measurement
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.store.session import plain_option
+from steerlab.experiment._blocks import Section
+from steerlab.experiment._blocks.findings import Finding, finding_sections
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._store.session import plain_option
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.steering.operators import add
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions.where import default as default_where
@@ -124,7 +124,7 @@ class SelfCheck(Shown):
         return f"{verdict}; {count(len(self.checks), 'check')} of {self.engine}"
 
     def _pieces(self) -> Sequence[Piece]:
-        from steerlab.experiment.blocks.faces import finding_pieces  # which draws
+        from steerlab.experiment._blocks.faces import finding_pieces  # which draws
 
         return finding_pieces(selfcheck_finding(self))
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from steerlab.core._text import PromptLike, as_prompts
 from steerlab.core.errors import DataError, InputError, RewardError
 from steerlab.core.shipped import neutral_text
-from steerlab.core.text import PromptLike, as_prompts
 from steerlab.measures.texts import distinct_n, repeated_share
 
 Judge = Callable[[str, str], "float | Mapping[str, float]"]

@@ -13,19 +13,19 @@ import pandas as pd
 from steerlab.core.engine import Engine
 from steerlab.core.targets import Targets
 from steerlab.display import Facts, Piece, Remarks, Shown
-from steerlab.experiment.blocks import Block, Paragraph, Section, Subsection
-from steerlab.experiment.blocks.material import Material
-from steerlab.experiment.blocks.tables import MISSING, cell, table_of
-from steerlab.experiment.measurements.checks import check_doses, check_targets
+from steerlab.experiment._blocks import Block, Paragraph, Section, Subsection
+from steerlab.experiment._blocks.material import Material
+from steerlab.experiment._blocks.tables import MISSING, cell, table_of
+from steerlab.experiment._store.cell_engine import cell_engine_for
+from steerlab.experiment._store.fingerprint import Fingerprint
+from steerlab.experiment._store.results import finding_kind
+from steerlab.experiment._store.run import Run
+from steerlab.experiment._wording import metric_label, number
+from steerlab.experiment.measurements._checks import check_doses, check_targets
+from steerlab.experiment.measurements._item_values import item_values
+from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.effect.result import Effect
-from steerlab.experiment.measurements.item_values import item_values
-from steerlab.experiment.measurements.measurement import Measurement
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
-from steerlab.experiment.store.cell_engine import cell_engine_for
-from steerlab.experiment.store.fingerprint import Fingerprint
-from steerlab.experiment.store.results import finding_kind
-from steerlab.experiment.store.run import Run
-from steerlab.experiment.wording import metric_label, number
 from steerlab.measures.intervals import cluster_t_mean, least_squares_slopes
 from steerlab.steering.plan import Plan
 
@@ -68,7 +68,7 @@ class Transfer(Shown):
         return str(self).splitlines()[0]
 
     def _pieces(self) -> Sequence[Piece]:
-        from steerlab.experiment.blocks.faces import frame_piece  # which draws
+        from steerlab.experiment._blocks.faces import frame_piece  # which draws
 
         means = self.rows.groupby("dose", as_index=False).value.mean().rename(columns={"value": self.metric})
         facts = [("model", self.model), ("weights", shortened(self.weights_hash)), ("plan", self.plan_hash)]

@@ -3,6 +3,7 @@
 Colours are safe for the colour-blind and remain distinct in grey print; a new figure is one column of a paper wide.
 """
 
+from steerlab.experiment._wording import axis_label
 from steerlab.experiment.plots.cost import describe_cost, plot_cost
 from steerlab.experiment.plots.dose_response import describe_dose_response, null_band, plot_dose_response
 from steerlab.experiment.plots.entropy import describe_entropy, plot_entropy
@@ -26,7 +27,6 @@ from steerlab.experiment.plots.token_differences import (
     token_differences_html,
     token_frame,
 )
-from steerlab.experiment.wording import axis_label
 
 __all__ = [
     "axis_label",

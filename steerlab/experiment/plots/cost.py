@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from steerlab.experiment.plots.dose_figures import DoseFigures
-from steerlab.experiment.plots.frames import need_columns
-from steerlab.experiment.plots.palette import AGAINST, REAL, readable
-from steerlab.experiment.plots.ratios import ratio_axis
+from steerlab.experiment._wording import number
+from steerlab.experiment.plots._dose_figures import DoseFigures
+from steerlab.experiment.plots._frames import need_columns
+from steerlab.experiment.plots._palette import AGAINST, REAL, readable
+from steerlab.experiment.plots._ratios import ratio_axis
 from steerlab.experiment.plots.style import dose_axis, new_axes, note, styled
-from steerlab.experiment.wording import number
 
 _INTERVAL = ("ppl_ratio_low", "ppl_ratio_high")
 

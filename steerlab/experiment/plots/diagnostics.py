@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from steerlab.experiment.plots.palette import AGAINST, ELSEWHERE, INK, RANDOM, REAL
+from steerlab.experiment.plots._palette import AGAINST, ELSEWHERE, INK, RANDOM, REAL
 from steerlab.experiment.plots.style import direct_labels, new_axes, note, styled
 
 if TYPE_CHECKING:

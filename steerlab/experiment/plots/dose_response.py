@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steerlab.experiment.plots.dose_figures import DoseFigures
-from steerlab.experiment.plots.palette import FAMILIES, REAL
+from steerlab.experiment._wording import metric_label, number
+from steerlab.experiment.plots._dose_figures import DoseFigures
+from steerlab.experiment.plots._palette import FAMILIES, REAL
 from steerlab.experiment.plots.style import direct_labels, dose_axis, hollow_note, new_axes, styled
-from steerlab.experiment.wording import metric_label, number
 from steerlab.measures.intervals import cluster_t_mean
 
 _BANDS = ("random", "shuffled")

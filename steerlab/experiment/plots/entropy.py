@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from steerlab.experiment.plots.frames import need_columns
-from steerlab.experiment.plots.palette import BASE, INK, REAL
+from steerlab.experiment._wording import number
+from steerlab.experiment.plots._frames import need_columns
+from steerlab.experiment.plots._palette import BASE, INK, REAL
 from steerlab.experiment.plots.style import direct_labels, new_axes, styled
-from steerlab.experiment.wording import number
 
 _UNSMOOTHED_UP_TO = 80
 _SHARE = (5, 2)

@@ -5,11 +5,11 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steerlab.experiment.plots.frames import need_columns
-from steerlab.experiment.plots.palette import ELSEWHERE, FLIPS, RANDOM, REAL
-from steerlab.experiment.plots.ratios import ratio_axis
+from steerlab.experiment._wording import metric_label, number
+from steerlab.experiment.plots._frames import need_columns
+from steerlab.experiment.plots._palette import ELSEWHERE, FLIPS, RANDOM, REAL
+from steerlab.experiment.plots._ratios import ratio_axis
 from steerlab.experiment.plots.style import direct_labels, new_axes, styled, zero_line
-from steerlab.experiment.wording import metric_label, number
 
 _COLOURS: Final = (REAL, FLIPS, ELSEWHERE, RANDOM)
 _MARKS: Final = ("o", "s", "^", "D")

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steerlab.experiment.plots.frames import need_columns
-from steerlab.experiment.plots.palette import AGAINST, REAL, readable
-from steerlab.experiment.plots.ratios import ratio_axis
+from steerlab.experiment._wording import metric_label, number
+from steerlab.experiment.plots._frames import need_columns
+from steerlab.experiment.plots._palette import AGAINST, REAL, readable
+from steerlab.experiment.plots._ratios import ratio_axis
 from steerlab.experiment.plots.style import new_axes, note, styled, zero_line
-from steerlab.experiment.wording import metric_label, number
 
 
 @styled

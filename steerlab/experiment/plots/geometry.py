@@ -10,9 +10,9 @@ from matplotlib.colors import Normalize
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from steerlab.core.errors import DataError
-from steerlab.experiment.plots.palette import BASE, DIVERGING, REAL
+from steerlab.experiment._wording import number
+from steerlab.experiment.plots._palette import BASE, DIVERGING, REAL
 from steerlab.experiment.plots.style import direct_labels, new_axes, styled
-from steerlab.experiment.wording import number
 
 if TYPE_CHECKING:
     from steerlab.steering.vectors import SteeringVector

@@ -4,10 +4,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from steerlab.experiment.plots.dose_figures import DoseFigures
-from steerlab.experiment.plots.palette import AGAINST, FAMILIES, REAL, readable
+from steerlab.experiment._wording import number, slope_label
+from steerlab.experiment.plots._dose_figures import DoseFigures
+from steerlab.experiment.plots._palette import AGAINST, FAMILIES, REAL, readable
 from steerlab.experiment.plots.style import direct_labels, new_axes, note, nothing_to_draw, styled, zero_line
-from steerlab.experiment.wording import number, slope_label
 
 _VECTOR_DOTS = 500
 _NO_SLOPES = "No slopes: fewer than two doses stay\nwithin the cost bound."

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import CenteredNorm
 
 from steerlab.core.errors import DataError
-from steerlab.experiment.plots.frames import need_columns
-from steerlab.experiment.plots.palette import DIVERGING
+from steerlab.experiment._wording import axis_label, number
+from steerlab.experiment.plots._frames import need_columns
+from steerlab.experiment.plots._palette import DIVERGING
 from steerlab.experiment.plots.style import new_axes, styled
-from steerlab.experiment.wording import axis_label, number
 
 _PRINTED_UP_TO = 60
 _TICKS = 12

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from steerlab.experiment.plots.dose_figures import DoseFigures
-from steerlab.experiment.plots.palette import FAMILIES, INK, REAL
+from steerlab.experiment._wording import number, slope_label
+from steerlab.experiment.plots._dose_figures import DoseFigures
+from steerlab.experiment.plots._palette import FAMILIES, INK, REAL
 from steerlab.experiment.plots.style import new_axes, nothing_to_draw, styled, zero_line
-from steerlab.experiment.wording import number, slope_label
 
 
 @styled

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
-from steerlab.experiment.plots.palette import INK, NOTES, readable
-from steerlab.experiment.wording import axis_label, number
+from steerlab.experiment._wording import axis_label, number
+from steerlab.experiment.plots._palette import INK, NOTES, readable
 
 Options = ParamSpec("Options")
 

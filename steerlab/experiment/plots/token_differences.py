@@ -13,13 +13,13 @@ from matplotlib.colors import CenteredNorm, to_hex
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Rectangle
 
+from steerlab.core._spelling import token_text
 from steerlab.core.errors import DataError
 from steerlab.core.results import Score
-from steerlab.core.spelling import token_text
-from steerlab.experiment.plots.frames import need_columns
-from steerlab.experiment.plots.palette import INK, PALE
+from steerlab.experiment._wording import number
+from steerlab.experiment.plots._frames import need_columns
+from steerlab.experiment.plots._palette import INK, PALE
 from steerlab.experiment.plots.style import COLUMN, new_axes, styled
-from steerlab.experiment.wording import number
 
 _SIZE: Final = 7.0
 _ADVANCE, _LEADING = 0.602 * _SIZE, 1.75 * _SIZE

@@ -1,9 +1,9 @@
 """Scaling out: many small experiments over a grid, in this process or on Ray workers, with the same rows either way."""
 
-from steerlab.experiment.scaling.cell import EngineRecipe, SweepCell, VectorRecipe, effect_of
-from steerlab.experiment.scaling.ray_workers import RayWorkers
-from steerlab.experiment.scaling.running import SweepResult, run_locally, run_sweep
-from steerlab.experiment.scaling.worker import Outcome, SweepCheck, Task
+from steerlab.experiment.scaling._cell import EngineRecipe, SweepCell, VectorRecipe, effect_of
+from steerlab.experiment.scaling._ray_workers import RayWorkers
+from steerlab.experiment.scaling._running import SweepResult, run_locally, run_sweep
+from steerlab.experiment.scaling._worker import Outcome, SweepCheck, Task
 
 __all__ = [
     "EngineRecipe",

@@ -11,8 +11,8 @@ import pandas as pd
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score
 
+from steerlab.core._numbers import as_list, as_number, shown
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import as_list, as_number, shown
 from steerlab.display import Facts, Fold, Piece, Shown, Table, figure
 from steerlab.scoring.judging.rubric import JudgeCard
 

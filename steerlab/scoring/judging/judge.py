@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._numbers import check_flag, check_integer
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import check_flag, check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Score
 from steerlab.display import Facts, Piece, Shown

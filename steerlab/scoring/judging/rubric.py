@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from steerlab.core.characters import check_whole
+from steerlab.core._characters import check_whole
+from steerlab.core._hashing import content_hash
+from steerlab.core._numbers import as_list, as_number, shown
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError
-from steerlab.core.hashing import content_hash
-from steerlab.core.numbers import as_list, as_number, shown
 from steerlab.measures.ratings import AGGREGATES
 
 _PLACE = re.compile(r"\{(prompt|text|a|b)\}")

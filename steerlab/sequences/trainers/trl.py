@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from steerlab.core.errors import InputError
 from steerlab.sequences.config import check_count
 from steerlab.sequences.processor import SequenceProcessor
-from steerlab.sequences.trainers.responses import as_sequences, as_table
+from steerlab.sequences.trainers._responses import as_sequences, as_table
 
 NEAR = (0.9, 1.1)
 """Ratios within these bounds count as near 1."""

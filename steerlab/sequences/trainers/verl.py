@@ -12,7 +12,7 @@ from torch import Tensor
 
 from steerlab.core.errors import InputError
 from steerlab.sequences.processor import SequenceProcessor
-from steerlab.sequences.trainers.responses import as_sequences, as_table
+from steerlab.sequences.trainers._responses import as_sequences, as_table
 
 _KEYS = ("input_ids", "attention_mask", "responses")
 

@@ -26,14 +26,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import as_integer, as_number, plain, shown
+from steerlab.core._progress import progress
+from steerlab.core._text import PromptLike, TargetLike
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError, VectorValueError
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import as_integer, as_number, plain, shown
-from steerlab.core.progress import progress
 from steerlab.core.targets import Targets
-from steerlab.core.text import PromptLike, TargetLike
-from steerlab.steering.positions.sets import Where
+from steerlab.steering.positions._sets import Where
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import default as default_where
 

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steerlab.core._numbers import check_integer
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError, VectorMismatchError
-from steerlab.core.numbers import check_integer
+from steerlab.steering.extraction._pair_activations import PAIRS_PER_CHUNK, Reading, check_engine
 from steerlab.steering.extraction.estimators import METHODS, estimate
-from steerlab.steering.extraction.pair_activations import PAIRS_PER_CHUNK, Reading, check_engine
 from steerlab.steering.extraction.responses import Responses
 from steerlab.steering.positions import where as positions
 from steerlab.steering.vector_diagnostics import Diagnostics, LayerDiagnostics

@@ -24,8 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steerlab.core.errors import InputError, VectorValueError
-from steerlab.steering.extraction.axes import Axis, Chunk, Differences, Lda, Logistic, PrincipalAxis, labels_of
-from steerlab.steering.extraction.moments import Scatter
+from steerlab.steering.extraction._axes import Axis, Chunk, Differences, Lda, Logistic, PrincipalAxis, labels_of
+from steerlab.steering.extraction._moments import Scatter
 
 RowEstimator = Callable[[Float[Tensor, "pairs d_model"], Float[Tensor, "pairs d_model"]], Float[Tensor, " d_model"]]
 

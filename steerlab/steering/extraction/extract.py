@@ -11,20 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import HookPoint, check_site, resolve_layers
+from steerlab.core._numbers import Integer, check_integer
+from steerlab.core._seeds import check_single_seed
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
-from steerlab.core.hook_points import HookPoint, check_site, resolve_layers
-from steerlab.core.numbers import Integer, check_integer
-from steerlab.core.seeds import check_single_seed
 from steerlab.core.targets import Targets
-from steerlab.steering.extraction.axes import Chunk, labels_of
-from steerlab.steering.extraction.bipo import LearningSettings, learn
-from steerlab.steering.extraction.estimators import KEEPS_LENGTH, Estimate, check_method, random_pairs
-from steerlab.steering.extraction.learned.examples import Examples
-from steerlab.steering.extraction.learned.learn import LEARNED, learn_edit
-from steerlab.steering.extraction.pair_activations import (
+from steerlab.steering.extraction._axes import Chunk, labels_of
+from steerlab.steering.extraction._pair_activations import (
     PAIRS_PER_CHUNK,
     Origin,
     PairActivations,
@@ -32,6 +28,10 @@ from steerlab.steering.extraction.pair_activations import (
     check_engine,
     read_pairs,
 )
+from steerlab.steering.extraction.bipo import LearningSettings, learn
+from steerlab.steering.extraction.estimators import KEEPS_LENGTH, Estimate, check_method, random_pairs
+from steerlab.steering.extraction.learned._examples import Examples
+from steerlab.steering.extraction.learned._learn import LEARNED, learn_edit
 from steerlab.steering.extraction.responses import Responses
 from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries

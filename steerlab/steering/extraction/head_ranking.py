@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import HEADS
+from steerlab.core._numbers import Integer, check_integer
+from steerlab.core._progress import progress
+from steerlab.core._splitting import check_groups_apart
+from steerlab.core._text import PromptLike
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine, HeadsEngine
 from steerlab.core.errors import DataError, InputError
-from steerlab.core.hook_points import HEADS
-from steerlab.core.numbers import Integer, check_integer
-from steerlab.core.progress import progress
-from steerlab.core.splitting import check_groups_apart
-from steerlab.core.text import PromptLike
 from steerlab.display import Grid, Piece, Remarks, Scale, Shown, Table, count, figure
-from steerlab.steering.extraction.pair_activations import PAIRS_PER_CHUNK, Reading
+from steerlab.steering.extraction._pair_activations import PAIRS_PER_CHUNK, Reading
 from steerlab.steering.heads import head_vector, weights_at_hand
 from steerlab.steering.positions.where import WhereLike
 from steerlab.steering.vectors import SteeringVector, VectorSet

@@ -17,16 +17,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steerlab.core._hashing import content_hash
+from steerlab.core._numbers import check_integer
+from steerlab.core._seeds import check_single_seed
+from steerlab.core._text import PromptLike
 from steerlab.core.engine import DEFAULT_POLICY, Engine
 from steerlab.core.errors import DataError, InputError
-from steerlab.core.hashing import content_hash
-from steerlab.core.numbers import check_integer
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Activations, Completion, Generations
-from steerlab.core.seeds import check_single_seed
-from steerlab.core.text import PromptLike
-from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.positions.sets import Generated, Marked, Where
+from steerlab.steering.positions._rows import RowPositions
+from steerlab.steering.positions._sets import Generated, Marked, Where
 from steerlab.steering.positions.where import mask
 
 

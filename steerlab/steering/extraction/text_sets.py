@@ -7,19 +7,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hashing import content_hash
+from steerlab.core._hook_points import HookPoint, check_site, resolve_layers
+from steerlab.core._numbers import as_list
+from steerlab.core._progress import progress
+from steerlab.core._text import PromptLike, is_prompt
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError, VectorValueError
-from steerlab.core.hashing import content_hash
-from steerlab.core.hook_points import HookPoint, check_site, resolve_layers
-from steerlab.core.numbers import as_list
-from steerlab.core.progress import progress
 from steerlab.core.results import Activations
-from steerlab.core.text import PromptLike, is_prompt
-from steerlab.steering.extraction.moments import NOISE
-from steerlab.steering.extraction.pair_activations import PAIRS_PER_CHUNK, check_engine
+from steerlab.steering.extraction._moments import NOISE
+from steerlab.steering.extraction._pair_activations import PAIRS_PER_CHUNK, check_engine
 from steerlab.steering.extraction.responses import Responses, check_readable, read_responses, reads_responses
-from steerlab.steering.positions.sets import Mask, Where
+from steerlab.steering.positions._sets import Mask, Where
 from steerlab.steering.positions.where import WhereLike, as_where, index
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
 

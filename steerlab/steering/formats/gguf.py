@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steerlab.core._files import write_atomic
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import VectorFileError
-from steerlab.core.files import write_atomic
-from steerlab.core.hook_points import HookPoint
 from steerlab.steering.files import as_vector_set, read_bytes, usable_vector
-from steerlab.steering.formats.gguf_bytes import GgufTensor, parse_gguf
-from steerlab.steering.formats.plan_vectors import added_vectors
+from steerlab.steering.formats._gguf_bytes import GgufTensor, parse_gguf
+from steerlab.steering.formats._plan_vectors import added_vectors
 from steerlab.steering.plan import Plan
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 

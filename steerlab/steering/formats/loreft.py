@@ -39,9 +39,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import Integer, plain
 from steerlab.core.errors import PlanError, VectorFileError
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import Integer, plain
 from steerlab.steering.files import read_bytes, usable_vector
 from steerlab.steering.formats.torch_files import load_tensors
 from steerlab.steering.low_rank import TOLERANCE, LowRank, orthonormality_error

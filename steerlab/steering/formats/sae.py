@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, overload
 
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import Integer
 from steerlab.core.errors import HookPointError, VectorFileError
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import Integer
+from steerlab.steering._sae_arrays import NpzArrays, SaeArrays, SafetensorsArrays
 from steerlab.steering.sae import Encoding, SparseAutoencoder
-from steerlab.steering.sae_arrays import NpzArrays, SaeArrays, SafetensorsArrays
 from steerlab.steering.vectors import SteeringVector
 
 _MAX_CONFIG: Final = 1 << 20

@@ -13,11 +13,11 @@ Source:
 
 from typing import Any, Final
 
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import as_integer, shown
 from steerlab.core.errors import VectorFileError
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import as_integer, shown
+from steerlab.steering._row_values import row_of, shape_of
 from steerlab.steering.files import as_vector_set, check_no_low_rank, usable_vector
-from steerlab.steering.row_values import row_of, shape_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 _SITES: Final = {"decoder_block": "resid_post", "self_attn": "attn_out", "mlp": "mlp_out"}

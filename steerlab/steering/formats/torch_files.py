@@ -18,12 +18,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from steerlab.core._files import write_atomic
+from steerlab.core._hook_points import HookPoint, check_site
+from steerlab.core._numbers import Integer, plain
 from steerlab.core.errors import HookPointError, VectorFileError
-from steerlab.core.files import write_atomic
-from steerlab.core.hook_points import HookPoint, check_site
-from steerlab.core.numbers import Integer, plain
+from steerlab.steering._row_values import row_of
 from steerlab.steering.files import as_vector_set, check_no_low_rank, checked_size, usable_vector
-from steerlab.steering.row_values import row_of
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 BARE: Final = ""

@@ -19,14 +19,14 @@ Every operator takes four options:
 
 from steerlab.steering.operators._ablate import Ablate, ablate
 from steerlab.steering.operators._add import Add, add
+from steerlab.steering.operators._base import Direction, Operator, Unit
 from steerlab.steering.operators._clamp import Clamp, clamp
+from steerlab.steering.operators._edit import Edit, Norm
 from steerlab.steering.operators._feature import Feature, feature
+from steerlab.steering.operators._form import Gate, Term
 from steerlab.steering.operators._loreft import Loreft, loreft
 from steerlab.steering.operators._rotate import Rotate, rotate
 from steerlab.steering.operators._set import Set, set
-from steerlab.steering.operators.base import Direction, Operator, Unit
-from steerlab.steering.operators.edit import Edit, Norm
-from steerlab.steering.operators.form import Gate, Term
 from steerlab.steering.operators.registry import SHIPPED_OPERATORS, operator_from_json, register_operator
 
 SHIPPED_OPERATORS.update(

@@ -6,14 +6,14 @@ from typing import Any
 
 from typing_extensions import override
 
-from steerlab.core.arguments import explains_arguments
+from steerlab.core._arguments import explains_arguments
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import Number
 from steerlab.core.errors import PlanError, VectorShapeError
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import Number
-from steerlab.steering.checks import check_unit, finite, strength
-from steerlab.steering.operators.base import Direction, Operator, Unit, factor_of
-from steerlab.steering.operators.edit import Edit, Norm, edit_along
-from steerlab.steering.operators.form import Gate, Term
+from steerlab.steering._checks import check_unit, finite, strength
+from steerlab.steering.operators._base import Direction, Operator, Unit, factor_of
+from steerlab.steering.operators._edit import Edit, Norm, edit_along
+from steerlab.steering.operators._form import Gate, Term
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions.condition import When
 from steerlab.steering.positions.schedule import Schedule

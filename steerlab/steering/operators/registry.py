@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
+from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import PlanError, SteerlabError, UnknownOperatorError
-from steerlab.core.hook_points import HookPoint
-from steerlab.steering.operators.base import Operator
+from steerlab.steering.operators._base import Operator
 
 OperatorReader: TypeAlias = Callable[[dict[str, Any], HookPoint], Operator]
 

@@ -5,6 +5,6 @@ answers per row whether an edit acts. `rows` says which tokens a forward pass ho
 that depend on a prompt's text.
 """
 
-from steerlab.steering.positions.rows import Marks, RowPositions
+from steerlab.steering.positions._rows import Marks, RowPositions
 
 __all__ = ["Marks", "RowPositions"]

@@ -15,15 +15,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from typing_extensions import override
 
+from steerlab.core._hook_points import HookPoint
+from steerlab.core._numbers import Number, plain
 from steerlab.core.errors import PlanError
-from steerlab.core.hook_points import HookPoint
-from steerlab.core.numbers import Number, plain
-from steerlab.steering.checks import finite
+from steerlab.steering._checks import finite
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions import where as positions
-from steerlab.steering.positions.by_tokens import spell
-from steerlab.steering.positions.rows import RowPositions
-from steerlab.steering.positions.sets import Where
+from steerlab.steering.positions._by_tokens import spell
+from steerlab.steering.positions._rows import RowPositions
+from steerlab.steering.positions._sets import Where
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.vectors import SteeringVector, VectorCard
 

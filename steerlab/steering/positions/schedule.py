@@ -22,9 +22,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import override
 
+from steerlab.core._numbers import Integer, Number, check_integer, plain
 from steerlab.core.errors import PlanError
-from steerlab.core.numbers import Integer, Number, check_integer, plain
-from steerlab.steering.checks import finite
+from steerlab.steering._checks import finite
 
 
 class Curve(NamedTuple):

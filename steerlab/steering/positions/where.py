@@ -14,12 +14,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
+from steerlab.core._numbers import Integer, as_list, plain
 from steerlab.core.errors import PlanError
-from steerlab.core.numbers import Integer, as_list, plain
-from steerlab.steering.positions.by_tokens import After, Between, Ids
-from steerlab.steering.positions.markers import as_marker
-from steerlab.steering.positions.rows import RowPositions as RowPositions
-from steerlab.steering.positions.sets import (
+from steerlab.steering.positions._by_tokens import After, Between, Ids
+from steerlab.steering.positions._markers import as_marker
+from steerlab.steering.positions._rows import RowPositions as RowPositions
+from steerlab.steering.positions._sets import (
     All,
     Both,
     Either,
@@ -31,7 +31,7 @@ from steerlab.steering.positions.sets import (
     Prompt,
     Span,
 )
-from steerlab.steering.positions.sets import Where as Where
+from steerlab.steering.positions._sets import Where as Where
 
 
 def all() -> Where:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steerlab.core.characters import check_whole
+from steerlab.core._characters import check_whole
+from steerlab.core._numbers import as_integer, as_list, as_number, shown
+from steerlab.core._text import PromptLike
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import as_integer, as_list, as_number, shown
-from steerlab.core.text import PromptLike
 
 
 @dataclass(frozen=True)

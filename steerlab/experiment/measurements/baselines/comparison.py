@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from steerlab.core._numbers import as_list, as_number, shown
 from steerlab.core.errors import InputError
-from steerlab.core.numbers import as_list, as_number, shown
 from steerlab.display import Piece, Remarks, Shown, figure
 from steerlab.experiment.measurements.baselines.arms import PromptArm
 from steerlab.measures.equal_cost import Crossing, first_crossing
@@ -103,7 +103,7 @@ class BaselineComparison(Shown):
     def _pieces(self) -> Sequence[Piece]:
         from functools import partial
 
-        from steerlab.experiment.blocks.faces import frame_piece, plot_piece  # which draw
+        from steerlab.experiment._blocks.faces import frame_piece, plot_piece  # which draw
         from steerlab.experiment.plots import describe_equal_cost, plot_equal_cost
 
         draw = partial(plot_equal_cost, self.points, metric=self.metric)

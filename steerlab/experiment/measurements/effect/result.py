@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from steerlab.display import Piece, Shown
-from steerlab.experiment.measurements.effect import verdicts
-from steerlab.experiment.measurements.effect.figures import Figures, figures_of
-from steerlab.experiment.measurements.effect.settings import RULE, Comparisons, EffectSettings
+from steerlab.experiment.measurements.effect import _verdicts as verdicts
+from steerlab.experiment.measurements.effect._figures import Figures, figures_of
+from steerlab.experiment.measurements.effect._settings import RULE, Comparisons, EffectSettings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -264,7 +264,7 @@ class Effect(Shown):
         return str(self)
 
     def _pieces(self) -> Sequence[Piece]:
-        from steerlab.experiment.measurements.effect.face import effect_pieces  # which draws
+        from steerlab.experiment.measurements.effect._face import effect_pieces  # which draws
 
         return effect_pieces(self)
 

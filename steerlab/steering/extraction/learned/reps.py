@@ -26,8 +26,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
+from steerlab.core._numbers import as_list, as_number, shown
 from steerlab.core.errors import DataError, InputError, VectorValueError
-from steerlab.core.numbers import as_list, as_number, shown
 from steerlab.steering.extraction.learned.training import Learned, Setting, check_positive
 
 

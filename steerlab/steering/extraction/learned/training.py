@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steerlab.core._numbers import as_integer, as_number, plain, shown
+from steerlab.core._progress import progress
 from steerlab.core.errors import InputError, VectorValueError
-from steerlab.core.numbers import as_integer, as_number, plain, shown
-from steerlab.core.progress import progress
 from steerlab.steering.low_rank import LowRank
 from steerlab.steering.positions.where import WhereLike, as_where
 from steerlab.steering.positions.where import default as default_where

@@ -1,5 +1,0 @@
-"""The command line: `steerlab demo`, `extract`, `generate`, `score`, `perplexity`, `run`."""
-
-from steerlab.cli.app import main
-
-__all__ = ["main"]

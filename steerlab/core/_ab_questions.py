@@ -1,0 +1,86 @@
+"""Questions with two lettered answers, one of which shows a behaviour: the data of contrastive activation addition.
+
+A row has `question`, which ends in its choices, and `answer_matching_behavior` and `answer_not_matching_behavior`, such
+as "(A)" and "(B)".
+
+Source:
+    Rimsky et al. 2023, Steering Llama 2 via Contrastive Activation Addition (arXiv:2312.06681), section 3; the names of
+    the fields are those of Perez et al. 2022 (arXiv:2212.09251).
+"""
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from steerlab.core._records import field, of_split, read_jsonl
+from steerlab.core._text import PromptLike
+from steerlab.core.errors import DataError
+
+_ANSWER: Final = re.compile(r"\s*\(?\s*([A-Z])\s*\)?\s*\.?\s*")
+_LEAD: Final = "\n\nAnswer: "
+
+
+@dataclass(frozen=True)
+class ABQuestion:
+    """A question and the letters of its answers.
+
+    Attributes:
+        question: the question with its choices.
+        matching: the letter of the answer that shows the behaviour.
+        other: the letter of the one that does not.
+    """
+
+    question: str
+    matching: str
+    other: str
+
+    def prompt(self, answer: str, chat: bool) -> PromptLike:
+        """The question with the start of an answer: "(" and perhaps its letter; in a chat, begun by the assistant."""
+        if not chat:
+            return f"{self.question}{_LEAD}({answer}"
+        return [{"role": "user", "content": self.question}, {"role": "assistant", "content": f"({answer}"}]
+
+
+def read_ab_questions(path: str | Path, split: str | None) -> list[ABQuestion]:
+    """The questions of a JSON array, or of JSON lines.
+
+    Raises:
+        DataError: with file and line, for a row that lacks a field, or whose answers are no two letters.
+    """
+    rows = of_split(read_jsonl(path), split, path, "questions")
+    found = [_question(place, row) for place, row in rows]
+    _warn_of_letters(found)
+    return found
+
+
+def _question(place: str, row: dict) -> ABQuestion:
+    question = field(row, "question", place)
+    if not isinstance(question, str):
+        raise DataError(f"{place}: 'question' is text, got {question!r:.60}.")
+    letters = [_letter(place, row, key) for key in ("answer_matching_behavior", "answer_not_matching_behavior")]
+    if letters[0] == letters[1]:
+        raise DataError(f"{place}: both answers are {letters[0]!r}; one shows the behaviour and the other does not.")
+    return ABQuestion(question.rstrip(), *letters)
+
+
+def _letter(place: str, row: dict, key: str) -> str:
+    value = field(row, key, place)
+    match = _ANSWER.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise DataError(f"{place}: {key!r} is a letter such as '(A)', got {value!r:.60}.")
+    return match[1]
+
+
+def _warn_of_letters(questions: Sequence[ABQuestion]) -> None:
+    """Warns where the letter alone tells the sides apart."""
+    first = questions[0].matching
+    if len(questions) > 1 and all(question.matching == first for question in questions):
+        warnings.warn(
+            f"The answer that shows the behaviour is {first!r} in all {len(questions)} questions, so what is read of "
+            "the answers tells the letters apart as much as the behaviour; exchange the choices of half of them.",
+            UserWarning,
+            stacklevel=4,
+        )

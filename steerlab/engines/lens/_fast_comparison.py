@@ -1,0 +1,78 @@
+"""Whether the unhooked model is the bridge's equal on this very model: a short comparison, made once.
+
+A family's name says little: versions of the libraries and options of a configuration change what runs. So a dozen
+tokens go through both, read at every hook point that both have; then again with something added at each of them, since
+a hook may be called and its answer ignored.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerlab._runtime.backend import Backend
+from steerlab.core.errors import HookPointError
+
+N_TOKENS = 12
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_COARSE = 3e-2
+"""Of the largest value, in half precision."""
+
+_STEP = 0.5
+"""Of an activation's root mean square: what is added to it."""
+
+
+def first_difference(bridge: Backend, fast: Backend, quick: Backend, names: Sequence[str], ids: Tensor) -> str | None:
+    """What is different, in words; None if nothing is.
+
+    Args:
+        bridge: the model with its wrappers.
+        fast: the model without them, with the bridge's kind of attention.
+        quick: the same with the attention that generates.
+        names: hook points that both have.
+        ids: token ids [1, tokens].
+    """
+    try:
+        for is_moved in (False, True):
+            wanted, found = (_pass(backend, names, ids, is_moved=is_moved) for backend in (bridge, fast))
+            different = [name for name in (*names, "logits") if not _same(found.get(name), wanted.get(name))]
+            if different:
+                return f"the {'edited' if is_moved else 'unedited'} {different[0]}"
+        plain, quickly = (_pass(backend, (), ids, is_moved=False)["logits"] for backend in (fast, quick))
+    except HookPointError as error:
+        return str(error).rstrip(".")
+    except Exception as error:  # foreign code, which may fail in any way; the bridge then runs, and what is wrong shows
+        return f"{type(error).__name__}: {error}"
+    return None if _same(quickly, plain, at_least=_COARSE) else "the logits under the attention kernel that generates"
+
+
+@torch.no_grad()
+def _pass(backend: Backend, names: Sequence[str], ids: Tensor, *, is_moved: bool) -> dict[str, Tensor]:
+    """What hook points hold, and the logits."""
+    seen: dict[str, Tensor] = {}
+    places = {name: place for place, name in enumerate(names)}
+
+    def read(value: Any, hook: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return None
+        seen[hook.name] = value.detach().clone()
+        return value + _step(value, places[hook.name]) if is_moved else None
+
+    with backend.attached([(name, read) for name in names]):
+        seen["logits"] = backend.model(input_ids=ids, use_cache=False).logits.detach()
+    return seen
+
+
+def _step(value: Tensor, place: int) -> Tensor:
+    direction = torch.randn(value.shape[-1], generator=torch.Generator().manual_seed(place))
+    return (_STEP * value.float().square().mean().sqrt() * direction.to(value.device)).to(value.dtype)
+
+
+def _same(found: Tensor | None, wanted: Tensor | None, at_least: float = 0.0) -> bool:
+    """Whether two tensors are equal, up to rounding; NaN equals nothing."""
+    if found is None or wanted is None or found.shape != wanted.shape:
+        return False
+    bound = max(at_least, _TOLERANCE.get(wanted.dtype, _COARSE))
+    far = (found.double() - wanted.to(found.device).double()).abs().max()
+    return bool(far <= bound * wanted.double().abs().max())

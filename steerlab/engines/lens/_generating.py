@@ -1,0 +1,192 @@
+"""One call of `generate` or `stream`: runs batches of rows through the generation loop and collects the results."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steerlab._runtime.capturing import plan_hooks
+from steerlab._runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
+from steerlab._runtime.growth import fresh_rows
+from steerlab._runtime.hooks import HookPair
+from steerlab._runtime.jobs import GenerationJob, job_receipts, ran_tokens
+from steerlab.core._not_finite import not_finite
+from steerlab.core._spelling import INCOMPLETE, Continuation
+from steerlab.core._stopping import before_stop, find_stop
+from steerlab.core.errors import InputError, NonFiniteError
+from steerlab.core.policy import SamplingPolicy
+from steerlab.core.receipts import Receipt
+from steerlab.core.results import Completion
+from steerlab.engines.lens._backends import choose_backend
+from steerlab.engines.lens._compiled import CompiledRows, why_not_compiled
+from steerlab.steering._plan_assignment import AssignedPlan
+from steerlab.steering._run import PlanRun
+from steerlab.steering.positions._prompt_lookup import PromptContent
+
+Attach = Callable[[], AbstractContextManager[None]]
+
+
+def stop_rules(bridge: Any, tokenizer: Any, strings: tuple[str, ...], max_new_tokens: int) -> StopRules:
+    """When rows end."""
+    return StopRules(eos_token_ids(bridge.original_model, tokenizer), strings, max_new_tokens)
+
+
+@dataclass
+class GenerationTask:
+    """A call in progress.
+
+    Attributes:
+        bridge: the TransformerBridge.
+        tokenizer: the model's own tokenizer.
+        policy: the sampling policy.
+        rules: when rows end.
+        engine: the requested way to run the model: `auto`, `bridge`, `fast` or `compiled`.
+        contents: per prompt of the call, what `span` and `mask` positions look at.
+        outputs: by row index, what each row produced.
+        receipts: by row index.
+        engine_used: the way the model ran; several are joined by `+`.
+        with_support: record the set that every token was drawn from.
+    """
+
+    bridge: Any
+    tokenizer: Any
+    policy: SamplingPolicy
+    rules: StopRules
+    engine: str = "auto"
+    contents: Sequence[PromptContent] | None = None
+    outputs: dict[int, RowOutput] = field(default_factory=dict)
+    receipts: dict[int, Receipt] = field(default_factory=dict)
+    engine_used: str = ""
+    with_support: bool = False
+
+    def __post_init__(self) -> None:
+        SamplingPolicy.check(self.policy)
+
+    def run(
+        self,
+        jobs: Sequence[GenerationJob],
+        assigned: AssignedPlan,
+        watch: Callable[[], Sequence[HookPair]] = tuple,
+    ) -> None:
+        """Generates one batch of rows under one plan.
+
+        Args:
+            jobs: the rows.
+            assigned: their plan.
+            watch: gives further hooks, which read and change nothing; they come after the plan's.
+        """
+        run, rows, attach = self._prepare(jobs, assigned, watch())
+        decoding = self._decoding(rows, jobs)
+        with attach():
+            outputs = decoding.run()
+        self._finish(jobs, outputs, run, rows, assigned)
+
+    def stream(self, job: GenerationJob, assigned: AssignedPlan) -> Iterator[str]:
+        """Generates one row, yielding its text as it grows; between the pieces no hook is on the model."""
+        run, rows, attach = self._prepare([job], assigned, ())
+        decoding = self._decoding(rows, [job])
+        after = Continuation(self.tokenizer, job.prompt)
+        ids: list[int] = []
+        given = 0
+        for tokens in _only_while_running(decoding.steps(), attach):
+            if int(tokens[0]) < 0:  # its logits are not finite
+                break
+            ids.append(int(tokens[0]))
+            ready = self._ready(after.text(ids))
+            if len(ready) > given:
+                yield ready[given:]
+                given = len(ready)
+        self._finish([job], decoding.outputs(), run, rows, assigned)
+        if self.outputs[job.row_index].finish_reason == "error":
+            raise self.failure("The logits of the prompt's row", steered=bool(len(run.plan)))
+        rest = self.completion(job).text[given:]
+        if rest:
+            yield rest
+
+    def completion(self, job: GenerationJob) -> Completion:
+        """The finished row."""
+        output = self.outputs[job.row_index]
+        text = Continuation(self.tokenizer, job.prompt).text(output.token_ids)
+        return Completion(
+            text=before_stop(text, self.rules.strings),
+            token_ids=output.token_ids,
+            finish_reason=output.finish_reason,
+            prompt_index=job.prompt_index,
+            sample_index=job.sample_index,
+            token_log_probs=output.token_log_probs,
+            token_log_qs=output.token_log_qs,
+            supports=output.supports,
+        )
+
+    def failure(self, what: str, *, steered: bool) -> NonFiniteError:
+        """The error for a row whose logits are not finite."""
+        return not_finite(what, self.bridge.original_model.get_input_embeddings().weight.dtype, steered=steered)
+
+    def _ready(self, text: str) -> str:
+        """The part of a growing text that can be shown: whole characters, and nothing that may become a stop string."""
+        cut = find_stop(text, self.rules.strings)
+        if cut is not None:
+            return text[:cut]
+        text = text.rstrip(INCOMPLETE)
+        held = max((_overlap(text, string) for string in self.rules.strings), default=0)
+        return text[: len(text) - held]
+
+    def _prepare(
+        self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, watch: Sequence[HookPair]
+    ) -> tuple[PlanRun, Any, Attach]:
+        """The plan's run, fresh rows on the right backend, and a function that makes the context to run them in."""
+        lens = [len(job.prompt) for job in jobs]
+        contents = None if self.contents is None else [self.contents[job.prompt_index] for job in jobs]
+        run = PlanRun(assigned.plan, len(jobs), contents)
+        hooks = [*plan_hooks(run), *watch] if self.rules.max_new_tokens else []
+        backend = choose_backend(self.bridge, [name for name, _ in hooks], self.engine)
+        if self.engine == "compiled":
+            reason = why_not_compiled(self.bridge, run.plan)
+            if watch:
+                reason = reason or "It reads no activations."
+            if reason is not None:
+                raise InputError(f"engine='compiled' cannot run here: {reason} Use engine='fast'.")
+            self._note("compiled")
+            return run, CompiledRows(self.bridge, run, lens, self.rules.max_new_tokens), nullcontext
+        self._note(backend.name)
+        return run, fresh_rows(backend.model, run, lens, "step"), partial(backend.attached, hooks)
+
+    def _note(self, engine: str) -> None:
+        used = [*self.engine_used.split("+"), engine] if self.engine_used else [engine]
+        self.engine_used = "+".join(dict.fromkeys(used))
+
+    def _decoding(self, rows: Any, jobs: Sequence[GenerationJob]) -> Decoding:
+        keys = torch.from_numpy(np.stack([job.keys for job in jobs]))
+        prompts = [job.prompt for job in jobs]
+        return Decoding(rows, prompts, self.policy, keys, self.rules, self.tokenizer, with_support=self.with_support)
+
+    def _finish(
+        self, jobs: Sequence[GenerationJob], outputs: list[RowOutput], run: PlanRun, rows: Any, assigned: AssignedPlan
+    ) -> None:
+        if isinstance(rows, CompiledRows):
+            rows.settle()
+        ran = [ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)]
+        self.outputs.update(zip([job.row_index for job in jobs], outputs, strict=True))
+        self.receipts.update(job_receipts(run, jobs, ran, assigned.given_hash))
+
+
+def _only_while_running(steps: Iterator[Tensor], attach: Attach) -> Iterator[Tensor]:
+    """The steps one by one, hooks attached for each and gone when the caller has it: other calls may come between."""
+    while True:
+        try:
+            with attach():
+                tokens = next(steps)
+        except StopIteration:
+            return
+        yield tokens
+
+
+def _overlap(text: str, string: str) -> int:
+    """How many characters at the text's end begin the string."""
+    longest = min(len(text), len(string) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(string[:size])), 0)

@@ -1,0 +1,150 @@
+"""The figures of an effect, computed from its rows: slopes, intervals, nulls, margin, what could have been found."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from steerlab.experiment.measurements.controls import RANK_LEVEL
+from steerlab.experiment.measurements.effect._settings import EffectSettings
+from steerlab.measures.intervals import (
+    cluster_bootstrap_mean,
+    cluster_standard_error,
+    cluster_t_mean,
+    least_squares_curvatures,
+    least_squares_slopes,
+    null_rank,
+    rank_floor,
+)
+from steerlab.measures.power import Design, NullDraws
+
+RANKED_FAMILIES = ("random", "shuffled")
+MARGIN_QUANTILE = 0.95
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What an effect's rows say; see the properties of `Effect`."""
+
+    n_doses: int
+    fitted_doses: list[float]
+    item_slopes: pd.DataFrame
+    slope: float
+    ci: tuple[float, float]
+    equivalence_ci: tuple[float, float]
+    curvature: float
+    curvature_ci: tuple[float, float]
+    collapse_dose: float
+    anti_steerable: float
+    null_slopes: pd.DataFrame
+    rank_slope: float
+    null_ranks: dict[str, float]
+    margin: float
+    detectable: float
+    needed_groups: float
+
+
+def figures_of(rows: pd.DataFrame, cost: pd.DataFrame, settings: EffectSettings) -> Figures:
+    """All figures of an effect."""
+    real: Any = rows[rows.family == "vector"]
+    items = real.drop_duplicates("item").sort_values("item")[["item", "group"]].reset_index(drop=True)
+    affordable = set(cost[cost.ppl_ratio <= settings.max_ppl_ratio].dose)
+    fitted = sorted(float(dose) for dose in real.dose.unique() if dose in affordable)
+    groups: list[str] = items.group.tolist()
+    slopes, curvatures = np.full(len(items), np.nan), np.full(len(items), np.nan)
+    if len(fitted) >= 2:
+        slopes = least_squares_slopes(np.array(fitted), item_table(rows, "vector", 0, fitted))
+    if len(fitted) >= 3:
+        curvatures = least_squares_curvatures(np.array(fitted), item_table(rows, "vector", 0, fitted))
+    nulls, rank_slope = _null_slopes(rows, fitted)
+    families = {
+        family: nulls[nulls.family == family].slope.to_numpy()
+        for family in RANKED_FAMILIES
+        if (nulls.family == family).any()
+    }
+    design = design_of(slopes, groups, families, settings)
+    sizes = cluster_t_mean(slopes, groups, level=2 * settings.level - 1)
+    return Figures(
+        n_doses=int(real.dose.nunique()),
+        fitted_doses=fitted,
+        item_slopes=items.assign(slope=slopes),
+        slope=float(slopes.mean()),
+        ci=_interval(slopes, groups, settings),
+        equivalence_ci=(sizes.low, sizes.high),
+        curvature=float(curvatures.mean()),
+        curvature_ci=_interval(curvatures, groups, settings),
+        collapse_dose=float(cost[cost.ppl_ratio > settings.max_ppl_ratio].dose.abs().min()),
+        anti_steerable=float((slopes < 0).mean()) if np.isfinite(slopes).all() else math.nan,
+        null_slopes=nulls,
+        rank_slope=rank_slope,
+        null_ranks={family: null_rank(rank_slope, drawn) for family, drawn in families.items()},
+        margin=margin_of(families, settings),
+        detectable=math.nan if design is None else design.detectable(),
+        needed_groups=math.nan if design is None or settings.smallest is None else design.groups_for(settings.smallest),
+    )
+
+
+def _interval(values: np.ndarray, groups: Sequence[str], settings: EffectSettings) -> tuple[float, float]:
+    if settings.rule == 1:
+        options = {"level": settings.level, "n_resamples": settings.n_resamples, "seed": settings.seed}
+        found = cluster_bootstrap_mean(values, groups, **options)
+    else:
+        found = cluster_t_mean(values, groups, level=settings.level)
+    return found.low, found.high
+
+
+def margin_of(families: dict[str, np.ndarray], settings: EffectSettings) -> float:
+    """The size that counts as small; NaN with too few random directions for its quantile."""
+    if settings.smallest is not None:
+        return settings.smallest
+    drawn = families.get("random", np.array([]))
+    if rank_floor(len(drawn)) > RANK_LEVEL:
+        return math.nan
+    return float(np.quantile(np.abs(drawn), MARGIN_QUANTILE))
+
+
+def design_of(
+    slopes: np.ndarray, groups: Sequence[str], families: dict[str, np.ndarray], settings: EffectSettings
+) -> Design | None:
+    """What decides how large a slope must be; None without slopes, nulls or a second group."""
+    error, n_groups = cluster_standard_error(slopes, groups)
+    if math.isnan(error) or not families:
+        return None
+    drawn = {family: NullDraws.of(found) for family, found in families.items()}
+    return Design(error, n_groups, drawn, 1 - settings.level)
+
+
+def item_table(rows: pd.DataFrame, family: str, draw: int, doses: Sequence[float]) -> np.ndarray:
+    """Metric values of one arm, shape [items, doses], at the doses given; dose 0 is every arm's baseline."""
+    arm: Any = rows[(rows.family == family) & (rows.draw == draw)]
+    base: Any = rows[(rows.family == "vector") & (rows.dose == 0)]
+    columns = []
+    for dose in doses:
+        found = arm[arm.dose == dose]
+        chosen = base if found.empty and dose == 0 else found
+        columns.append(chosen.sort_values("item").value.to_numpy())
+    return np.stack(columns, axis=1)
+
+
+def outermost(doses: Sequence[float]) -> list[float]:
+    """The two doses farthest apart; control arms run at these."""
+    return [min(doses), max(doses)]
+
+
+def _null_slopes(rows: pd.DataFrame, fitted: Sequence[float]) -> tuple[pd.DataFrame, float]:
+    columns = ["family", "draw", "slope"]
+    if len(fitted) < 2:
+        return pd.DataFrame([], columns=columns), math.nan
+    ends = outermost(fitted)
+    real: Any = rows[rows.family == "vector"]
+    arms: Any = rows[rows.family != "vector"].groupby(["family", "draw"], sort=False)
+
+    def slope(part: pd.DataFrame, family: str, draw: int) -> float:
+        return float(least_squares_slopes(np.array(ends), item_table(part, family, draw, ends)).mean())
+
+    base = real[real.dose == 0]  # every arm's baseline
+    found = [(family, draw, slope(pd.concat([base, part]), family, draw)) for (family, draw), part in arms]
+    return pd.DataFrame(found, columns=columns), slope(real, "vector", 0)

@@ -1,0 +1,151 @@
+"""Teacher forcing: rows run through the decoder once, and the head applied to the positions that predict a response.
+
+Rows are padded on the right, where a causal model cannot see it: no mask is needed, and every number is a function of
+the row's own tokens alone, whatever stood around them in the caller's padded batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steerlab._runtime.arguments import optional_arguments
+from steerlab._runtime.model_parts import ModelParts
+from steerlab._runtime.rows import right_padded
+from steerlab._runtime.sharding import as_forward_of, is_distributed, is_sharded
+from steerlab.core._not_finite import not_finite
+from steerlab.core.receipts import Receipt
+from steerlab.core.token_sets import TokenSets
+from steerlab.sequences._head import HeadResult, HeadSpec, measure_head
+from steerlab.sequences._plan_resolver import PlanResolver, apply_plan
+from steerlab.sequences._precision import autocasting
+from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
+from steerlab.steering._plan_assignment import AssignedPlan
+from steerlab.steering._run import PlanRun
+from steerlab.steering.positions._prompt_lookup import PromptContent
+from steerlab.steering.positions._rows import RowPositions
+
+
+@dataclass(frozen=True)
+class ForcedRow:
+    """One response with its prompt, and its place in the call.
+
+    Attributes:
+        prompt_ids: ids conditioned on, at least one.
+        response_ids: ids to score, at least one.
+        prompt_index: b.
+        sample_index: g.
+        row_index: b·G + g.
+        support: what each id was drawn from, to be replayed; None recomputes it.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    prompt_index: int
+    sample_index: int
+    row_index: int
+    support: TokenSets | None = None
+
+    @property
+    def run_ids(self) -> tuple[int, ...]:
+        """The ids that are run: all but the last, which predicts nothing."""
+        return (*self.prompt_ids, *self.response_ids[:-1])
+
+
+@dataclass(frozen=True)
+class Forcing:
+    """How rows are run.
+
+    Attributes:
+        parts: the model's parts.
+        resolver: its layers, for plans.
+        spec: how the head's logits are measured.
+        precision: autocast of the pass.
+        state: parameters and buffers to run with, by name; None runs the live model.
+        n_prompts: prompts of the call.
+    """
+
+    parts: ModelParts
+    resolver: PlanResolver
+    spec: HeadSpec
+    precision: ForcingPrecision | FunctionalPrecision
+    state: Mapping[str, Tensor] | None
+    n_prompts: int
+
+    def run(self, rows: Sequence[ForcedRow], assigned: AssignedPlan) -> tuple[HeadResult, list[Receipt]]:
+        """Scores a batch of rows under one plan; results are of all rows' tokens, one row after the other."""
+        contents = [
+            PromptContent(row.prompt_index, self.n_prompts, row.prompt_ids, tokenizer=self.resolver.tokenizer)
+            for row in rows
+        ]
+        run = PlanRun(assigned.plan, len(rows), contents)
+        result = HeadResult(**self.parts.in_forward(lambda: self._measured(rows, run)))
+        receipts = run.receipts(
+            token_ids=[row.run_ids for row in rows],
+            prompt_lens=[len(row.prompt_ids) for row in rows],
+            prompt_indices=[row.prompt_index for row in rows],
+            row_indices=[row.row_index for row in rows],
+            plan_hash=assigned.given_hash,
+        )
+        return result, receipts
+
+    def _measured(self, rows: Sequence[ForcedRow], run: PlanRun) -> dict[str, Any]:
+        """The fields of the result, a plain dictionary, which hooks of a sharded model can look into."""
+        hidden, weight, bias, tokens = self._final_states(rows, run)
+        replayed = [row.support for row in rows if row.support is not None]
+        supports = TokenSets.joined(replayed) if replayed else None
+        if not is_sharded(self.parts.head):
+            return vars(measure_head(self.spec, hidden, weight, bias, tokens, supports))
+        head = self.parts.head  # its weight is whole in its own forward only
+        return as_forward_of(
+            head, lambda given: vars(measure_head(self.spec, given, head.weight, head.bias, tokens, supports)), hidden
+        )
+
+    def _final_states(self, rows: Sequence[ForcedRow], run: PlanRun) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Final hidden states where a token is predicted, the head's weight and bias as they ran, and those tokens."""
+        # ids with the last one, which predicts nothing, so that what follows each is at hand where they are
+        given, there = right_padded([(*row.prompt_ids, *row.response_ids) for row in rows], self.parts.device)
+        ids, following, valid = given[:, :-1].contiguous(), given[:, 1:], there[:, 1:]
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        lens = torch.tensor([len(row.prompt_ids) for row in rows], device=ids.device)
+        run.begin(RowPositions(positions.masked_fill(~valid, -1), lens, token_ids=ids))
+        carrier = _Carrier(self.parts)
+        with ExitStack() as stack:
+            if len(run.plan):
+                stack.enter_context(apply_plan(self.resolver.layers, run))
+            stack.enter_context(autocasting(self.precision, ids.device))
+            if self.state is None:
+                hidden, weight, bias = carrier(ids, positions)
+            else:
+                named = {f"root.{name}": value for name, value in self.state.items()}
+                hidden, weight, bias = torch.func.functional_call(carrier, named, (ids, positions))
+        predicting = valid & (positions >= lens[:, None] - 1)
+        tokens = following[predicting].to(weight.device)
+        predicting = predicting.to(hidden.device)
+        broken = predicting & ~hidden.detach().isfinite().all(dim=-1)
+        if bool(broken.any()):
+            row = rows[int(broken.any(dim=-1).nonzero()[0])]
+            what = f"The final states of prompt {row.prompt_index}, response {row.sample_index},"
+            raise not_finite(what, hidden.dtype, steered=bool(len(run.plan)))
+        return hidden[predicting].to(weight.device), weight, bias, tokens
+
+
+class _Carrier(nn.Module):
+    """Holds the user's model for one call, so that its parts can run with other parameters under the model's names."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        super().__init__()
+        self.root = parts.root
+        self.__dict__["parts"] = parts  # not as a submodule: the parts lie inside root already
+
+    def forward(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Final hidden states [batch, pos, d_model], and the head's weight and bias that are in place now."""
+        parts: Any = self.__dict__["parts"]
+        known = {"position_ids": positions, "use_cache": False}
+        options = {name: known[name] for name in optional_arguments(parts.decoder, *known)}
+        hidden = parts.decoder(input_ids=ids, **options).last_hidden_state
+        hidden = hidden.full_tensor() if is_distributed(hidden) else hidden
+        return hidden, parts.head.weight, parts.head.bias

@@ -1,0 +1,54 @@
+"""Whether an engine runs the same weights as the model that will score its samples."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from steerlab._runtime.model_parts import ModelParts
+from steerlab.core._text import encode_prompt
+from steerlab.core.engine import Engine
+from steerlab.core.errors import InputError
+from steerlab.core.shipped import neutral_text
+from steerlab.sequences.types import BatchedSequences
+
+_PROMPT, _TARGET = 8, 32
+_TOLERANCE, _NARROW_TOLERANCE = 1e-3, 0.25  # nats on one token; two kernels differ that much in half precision
+
+
+@torch.no_grad()
+def parameters_fingerprint(root: nn.Module) -> tuple[Any, ...]:
+    """Equal as long as no parameter was written to."""
+    # sums too: version counters miss what is written through `.data`
+    return tuple((p._version, p.dtype, float(p.sum(dtype=torch.float32))) for p in root.parameters())
+
+
+def check_same_weights(
+    parts: ModelParts, tokenizer: Any, engine: Engine, log_probs: Callable[[BatchedSequences], np.ndarray]
+) -> None:
+    """Nothing, if the engine's log-probs of a probe text equal the model's.
+
+    Args:
+        parts: the model's parts.
+        tokenizer: its tokenizer.
+        engine: the engine.
+        log_probs: the model's own log-probs of one response.
+
+    Raises:
+        InputError: if they differ by more than rounding.
+    """
+    ids = encode_prompt(tokenizer, neutral_text(), d_vocab=parts.d_vocab).token_ids
+    prompt, target = ids[:_PROMPT], ids[_PROMPT : _PROMPT + _TARGET]
+    theirs = np.array(engine.score([list(prompt)], [[list(target)]])[0].token_log_probs)
+    ours = log_probs(BatchedSequences.from_ids([prompt], [[target]]))
+    dtypes = {str(parts.head.weight.dtype).removeprefix("torch."), engine.info.dtype}
+    limit = _TOLERANCE if dtypes <= {"float32", "float64"} else _NARROW_TOLERANCE
+    worst = float(np.abs(theirs - ours).max())
+    if not worst <= limit:
+        raise InputError(
+            f"The engine runs {engine.info.name}, whose log-probs of a probe text differ from the model's by up to "
+            f"{worst:.3g} nats a token, more than the {limit:g} of rounding: its weights are not the model's. Load the "
+            "engine from the weights that the model has now."
+        )
