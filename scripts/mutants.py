@@ -709,7 +709,7 @@ MUTANTS = [
     ),
     Mutant(
         "positions that depend on tokens to come let through",
-        "if any(not np.array_equal(mask, masks[0]) for mask in masks[1:]):",
+        "if len(row.token_ids) < row.length:",
         "if False:",
         "tests/vllm/test_position_runs.py",
     ),
@@ -721,8 +721,8 @@ MUTANTS = [
     ),
     Mutant(
         "a run of positions one too long",
-        "(positions[:, None] < runs[..., 1])",
-        "(positions[:, None] <= runs[..., 1])",
+        "covered = (runs[..., 0] <= positions[:, None]) & (positions[:, None] < runs[..., 1])",
+        "covered = (runs[..., 0] <= positions[:, None]) & (positions[:, None] <= runs[..., 1])",
         "tests/vllm/test_op.py",
     ),
     Mutant(

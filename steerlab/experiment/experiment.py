@@ -377,7 +377,7 @@ class Experiment(Shown):
 
         Examples:
             >>> plan = sl.Plan(sl.add(vectors[1], dose=1.0))
-            >>> effect = exp.effect(plan, targets, doses=[-0.2, 0, 0.2], controls=sl.Controls(random=19))
+            >>> effect = exp.effect(plan, targets, [-0.2, 0, 0.2], controls=sl.Controls(random=19), neutral=texts)
             >>> effect.fitted_doses
             [-0.2, 0.0, 0.2]
             >>> effect.by_dose().columns.tolist()[:2]
