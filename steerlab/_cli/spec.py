@@ -1,14 +1,15 @@
 """What an experiment file may say: the keys, their types and their defaults."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Strict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, Strict, WrapValidator, model_validator
 
 import steerlab as sl
 from steerlab._cli.options import DEFAULT_MODEL, Position
 from steerlab.experiment.measurements.baselines.arms import PromptArm
 from steerlab.scoring.judging.rubric import RATED, check_places, rubrics_of, scale_of
+from steerlab.steering.positions.where import Where, from_json
 
 
 def _as_number(value: Any) -> Any:
@@ -24,6 +25,29 @@ def _as_number(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(_as_number)]
 FilePath = Annotated[Path, Strict(False)]
 Place = Annotated[Position, Strict(False)]
+
+
+def _read_place(value: Any, read_word: Any) -> Any:
+    """A word, or the mapping of a set of positions, which stays as it is written."""
+    if not isinstance(value, dict):
+        return read_word(value)
+    positions_of(value)
+    return value
+
+
+if TYPE_CHECKING:
+    AnyPlace = Position | dict[str, Any]
+else:
+    AnyPlace = Annotated[Position, Strict(False), WrapValidator(_read_place), PlainSerializer(lambda place: place)]
+
+
+def positions_of(place: Position | dict[str, Any]) -> Where:
+    """The positions that a word names, or a mapping describes as `Where.to_json` does.
+
+    Raises:
+        PlanError: for a mapping that describes none.
+    """
+    return from_json(place) if isinstance(place, dict) else place.where()
 
 
 class Section(BaseModel):
@@ -95,7 +119,8 @@ class PlanSpec(Section):
 
     Attributes:
         operator: what is done with the direction.
-        where: positions that are edited; `default` is the last prompt token and everything generated.
+        where: positions that are edited; `default` is the last prompt token and everything generated. Or a mapping, as
+            `to_json` of `steerlab.where` writes it.
         dose: strength in median norms of the stream.
         coef: or as a raw coefficient.
         lo: lower bound of `clamp`.
@@ -105,7 +130,7 @@ class PlanSpec(Section):
     """
 
     operator: Literal["add", "ablate", "clamp", "set"] = "add"
-    where: Place = Position.DEFAULT
+    where: AnyPlace = Position.DEFAULT
     dose: Number | None = None
     coef: Number | None = None
     lo: Number | None = None
@@ -124,7 +149,7 @@ class PlanSpec(Section):
 
     def plan(self, vector: sl.SteeringVector) -> sl.Plan:
         """The plan along a vector."""
-        where, norm = self.where.where(), self.norm
+        where, norm = positions_of(self.where), self.norm
         if self.operator == "ablate":
             return sl.Plan(sl.ablate(vector, where=where, norm=norm))
         if self.operator == "clamp":

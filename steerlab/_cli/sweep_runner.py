@@ -17,7 +17,8 @@ import steerlab as sl
 from steerlab._cli.console import complain, say, show_table
 from steerlab._cli.inputs import Blame, Inputs, NamedVector, load_options, read_inputs
 from steerlab._cli.loading import check_writable, quiet_transformers
-from steerlab._cli.spec import ExperimentSpec, PlanSpec, VectorSpec
+from steerlab._cli.options import Position
+from steerlab._cli.spec import ExperimentSpec, PlanSpec, VectorSpec, positions_of
 from steerlab._cli.sweep_spec import GridSpec, Sweep, doses_of
 from steerlab.core._hook_points import check_site
 from steerlab.experiment.scaling import (
@@ -137,7 +138,7 @@ def _cell(point: _Point, base: ExperimentSpec, inputs: Inputs, options: dict[str
         "read": spec.read.value if given is None else "",
         "layer": point.layer,
         "plan": point.plan_name,
-        "where": point.plan.where.value,
+        "where": _place(point.plan.where),
         "metric": point.metric,
     }
     return SweepCell(
@@ -154,6 +155,10 @@ def _cell(point: _Point, base: ExperimentSpec, inputs: Inputs, options: dict[str
         neutral=None if inputs.neutral is None else tuple(inputs.neutral),
         seed=point.seed,
     )
+
+
+def _place(place: Position | dict[str, Any]) -> str:
+    return str(positions_of(place)) if isinstance(place, dict) else place.value
 
 
 def _points(spec: Sweep, named: list[NamedVector], blame: Blame) -> Iterator[_Point]:

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 import steerlab as sl
-from steerlab._cli.spec import ExperimentSpec, FilePath, Number, Place, PlanSpec, Section
+from steerlab._cli.spec import AnyPlace, ExperimentSpec, FilePath, Number, Place, PlanSpec, Section
 from steerlab._cli.yaml_file import checked, experiment_of, model_from, read_mapping, read_spec
 
 
@@ -38,7 +38,7 @@ class GridSpec(Section):
     reads: list[Place] | None = None
     layers: list[int] | None = None
     plans: dict[str, PlanSpec] | None = None
-    positions: list[Place] | None = None
+    positions: list[AnyPlace] | None = None
     doses: list[Number | list[Number]] | None = None
     metrics: list[str] | None = None
 

@@ -60,10 +60,10 @@ def test_paths_count_from_the_file(write, data):
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_only_line_feeds_end_a_prompt_or_a_paragraph(write, data, end, encoding):
     prompts = ["one\u2029two", "three\x0cfour", "five\rsix", "seven\x85eight"]
-    (data / "prompts.txt").write_bytes(end.join([*prompts, "", ""]).encode(encoding))
-    (data / "neutral.txt").write_bytes(f"a\u2029b{end}c{end}{end}d".encode(encoding))
+    (data / "many.txt").write_bytes(end.join([*prompts, "", ""]).encode(encoding))
+    (data / "lines.txt").write_bytes(f"a\u2029b{end}c{end}{end}d".encode(encoding))
     found = read_inputs(
-        read_spec(write({"generations.prompts": "prompts.txt", "neutral": "neutral.txt"})), lambda key: nullcontext()
+        read_spec(write({"generations.prompts": "many.txt", "neutral": "lines.txt"})), lambda key: nullcontext()
     )
     assert found.prompts == prompts
     assert found.neutral == ["a\u2029b\nc", "d"]
@@ -103,6 +103,8 @@ def test_numbers_as_yaml_reads_them(write):
         ({"doses": [0, "x"]}, "doses.1: input should be a valid number, got 'x'."),
         ({"doses": [0, True]}, "doses.1: input should be a valid number, got True."),
         ({"plan.where": "nowhere"}, "plan.where: input should be"),
+        ({"plan.where": {"kind": "inside"}}, "plan.where: Not a description of positions: {'kind': 'inside'}"),
+        ({"plan.where": {"kind": "after", "event": 5, "n": -1}}, "plan.where: "),
         ({"plan": {"operator": "ablate", "dose": 1}}, "plan: ablate takes no 'dose'."),
         ({"generations.prompts": 3}, "generations.prompts: "),
         ({"name": None, "doses": None}, "(1 more problem in this file.)"),
@@ -205,6 +207,14 @@ def test_the_demo_is_the_example():
         ({"operator": "set", "dose": 0.1, "norm": "keep"}, sl.set(V, dose=0.1, norm="keep")),
         ({"operator": "clamp", "lo": -1, "unit": "dose"}, sl.clamp(V, lo=-1, unit="dose")),
         ({"operator": "ablate", "where": "all", "norm": "keep"}, sl.ablate(V, where=sl.where.all(), norm="keep")),
+        (
+            {"where": {"kind": "between", "start": "<think>", "end": "</think>"}},
+            sl.add(V, dose=1.0, where=sl.where.between("<think>", "</think>")),
+        ),
+        (
+            {"where": (sl.where.index(0) | ~sl.where.after({5, 6}, 3)).to_json()},
+            sl.add(V, dose=1.0, where=sl.where.index(0) | ~sl.where.after({5, 6}, 3)),
+        ),
     ],
     ids=str,
 )
