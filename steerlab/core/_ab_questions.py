@@ -9,7 +9,6 @@ Source:
 """
 
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Final
 
 from steerlab.core._records import field, of_split, read_jsonl
 from steerlab.core._text import PromptLike
+from steerlab.core._warning import warn
 from steerlab.core.errors import DataError
 
 _ANSWER: Final = re.compile(r"\s*\(?\s*([A-Z])\s*\)?\s*\.?\s*")
@@ -78,9 +78,7 @@ def _warn_of_letters(questions: Sequence[ABQuestion]) -> None:
     """Warns where the letter alone tells the sides apart."""
     first = questions[0].matching
     if len(questions) > 1 and all(question.matching == first for question in questions):
-        warnings.warn(
+        warn(
             f"The answer that shows the behaviour is {first!r} in all {len(questions)} questions, so what is read of "
-            "the answers tells the letters apart as much as the behaviour; exchange the choices of half of them.",
-            UserWarning,
-            stacklevel=4,
+            "the answers tells the letters apart as much as the behaviour; exchange the choices of half of them."
         )

@@ -1,10 +1,10 @@
 """Receipts: what a plan really edited, counted inside the operator."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from steerlab.core._warning import warn
 from steerlab.core.errors import ReceiptError
 from steerlab.display import Fold, Piece, Shown, Table, count, figure
 
@@ -177,9 +177,7 @@ def warn_if_idle(receipts: Sequence[Receipt]) -> None:
     by_plan = {receipt.plan_hash: receipt for receipt in reversed(receipts)}
     for plan, index in idle:
         edit = by_plan[plan].edits[index]
-        warnings.warn(
+        warn(
             f"{edit.title} selects no token in any row of this call, so it changed nothing; check its positions and "
-            "its schedule.",
-            UserWarning,
-            stacklevel=4,
+            "its schedule."
         )

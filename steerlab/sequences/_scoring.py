@@ -1,6 +1,5 @@
 """Scoring in batches: which rows run, with which parameters and precision, and what to refuse."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from steerlab._runtime.decoding import eos_token_ids
 from steerlab._runtime.evaluation import evaluating
 from steerlab._runtime.model_parts import ModelParts
 from steerlab.core._progress import progress
+from steerlab.core._warning import warn
 from steerlab.core.errors import ContextLengthError, InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
@@ -170,11 +170,9 @@ class Scorer:
                 "the gradients would be wrong. Turn it off, or put the model in evaluation mode."
             )
         if active_dropout(self.parts.root):
-            warnings.warn(
+            warn(
                 "The model is in training mode and has dropout, so these log-probs are noisy and differ from the "
-                "sampler's; call model.eval() for exact ones.",
-                UserWarning,
-                stacklevel=4,
+                "sampler's; call model.eval() for exact ones."
             )
 
 

@@ -1,12 +1,12 @@
 """Importance weights: samples of one policy speaking for another, and how healthy their ratios are."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from steerlab.core._warning import warn
 from steerlab.core.errors import InputError
 from steerlab.measures.nucleus import truncates
 from steerlab.sequences.types import BatchedSequences, LogprobResults, Support, as_array
@@ -103,11 +103,9 @@ def importance_weights(
     covered = old.support == "replayed" and target == "policy"
     biased = truncates(old.policy) and not covered and bool((np.abs(log_weights) > _UNMOVED).any())
     if biased:
-        warnings.warn(
+        warn(
             f"{old.policy} truncates, so sequences outside its nucleus were never drawn: importance weights are biased "
-            f"({outside} of {tokens} tokens lie outside the target's nucleus). Sample with top_p=1 for unbiased ones.",
-            UserWarning,
-            stacklevel=2,
+            f"({outside} of {tokens} tokens lie outside the target's nucleus). Sample with top_p=1 for unbiased ones."
         )
     return ImportanceWeights(log_weights, outside / tokens if tokens else math.nan, biased)
 

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -10,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from steerlab.core._hashing import content_hash
 from steerlab.core._hook_points import HookPoint
 from steerlab.core._numbers import Number, as_number, shown
+from steerlab.core._warning import warn
 from steerlab.core.engine import Engine, ModelInfo
 from steerlab.core.errors import PlanError, VectorMismatchError
 from steerlab.display import Facts, Piece, Shown, Table
@@ -334,7 +334,7 @@ def _warn_of_origin(
         found.append(f"its model had weight processing {card.weight_processing!r}, this one {info.weight_processing!r}")
     if found:
         about = repr(vector) if role is None else f"{role}, {vector!r}"
-        warnings.warn(f"About {about}: {'; '.join(found)}.", UserWarning, stacklevel=4)
+        warn(f"About {about}: {'; '.join(found)}.")
 
 
 def vector_json(vector: SteeringVector) -> dict[str, Any]:

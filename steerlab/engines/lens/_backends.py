@@ -5,7 +5,6 @@ where the residual stream and the two sublayers' outputs can still be hooked. Ho
 `fn(value, hook=point)`: `point.name` is the hook point's canonical name, and a returned tensor replaces the value.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from steerlab._runtime.hooks import (
 )
 from steerlab._runtime.model_state import remembered
 from steerlab.core._hook_points import SITES
+from steerlab.core._warning import warn
 from steerlab.core.errors import HookPointError, InputError
 from steerlab.engines.lens._fast_comparison import N_TOKENS, first_difference
 from steerlab.engines.lens._hooking import attached, find_hook_point, hook_points
@@ -256,7 +256,7 @@ def _say_once(bridge: Any, reason: str) -> None:
     lasting = DIFFERS in reason or "quantised" in reason or "code of its own" in reason
     if lasting and reason not in said:
         said.add(reason)
-        warnings.warn(f"{reason} Generation runs on the bridge engine.", UserWarning, stacklevel=4)
+        warn(f"{reason} Generation runs on the bridge engine.")
 
 
 def embedding_device(model: Any) -> torch.device:

@@ -1,6 +1,5 @@
 """Controls: plans that differ from the real one in just what it claims."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 
 from steerlab.core._numbers import check_flag, check_integer
+from steerlab.core._warning import warn
 from steerlab.core.contrast_pairs import ContrastPairs, balanced_flips
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
@@ -49,11 +49,9 @@ class Controls:
             count = check_integer(getattr(self, name), f"Controls({name}=…)", least=0)
             object.__setattr__(self, name, count)
             if 0 < count and rank_floor(count) > RANK_LEVEL:
-                warnings.warn(
+                warn(
                     f"{count} {name} draws cannot rank below {rank_floor(count):.3f}, so the verdict cannot be "
-                    f"'effect'; use at least 19.",
-                    UserWarning,
-                    stacklevel=3,
+                    f"'effect'; use at least 19."
                 )
         object.__setattr__(self, "wrong_layer", check_flag(self.wrong_layer, "Controls(wrong_layer=…)"))
 
@@ -183,7 +181,7 @@ def _activations(engine: Engine, vector: SteeringVector, pairs: ContrastPairs) -
             f"by {card.method!r}. Use Controls(shuffled=0) for it."
         )
     if card.data_hash != pairs.hash:
-        warnings.warn(f"The pairs given are not those {vector!r} was extracted from.", UserWarning, stacklevel=3)
+        warn(f"The pairs given are not those {vector!r} was extracted from.")
     return read_pairs(
         engine,
         pairs,

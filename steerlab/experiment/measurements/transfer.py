@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from steerlab.core._warning import warn
 from steerlab.core.engine import Engine
 from steerlab.core.targets import Targets
 from steerlab.display import Facts, Piece, Remarks, Shown
@@ -118,7 +119,7 @@ def transfer(
     notes = _notes(engine, plan)
     resolved = plan.resolved(engine.median_norm, engine.info.weights_hash)  # so that a hash names what is added
     for note in notes:
-        warnings.warn(note, UserWarning, stacklevel=2)
+        warn(note)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="About ")  # given above, once
         plans = [None if dose == 0 else resolved.scaled(dose) for dose in values]

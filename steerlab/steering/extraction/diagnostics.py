@@ -1,6 +1,5 @@
 """Diagnostics of vectors on held-out pairs, before anything is steered with them."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steerlab.core._numbers import check_integer
+from steerlab.core._warning import warn
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError, VectorMismatchError
@@ -31,11 +31,7 @@ def diagnose(
     engine = _engine(vectors, engine)
     card = vectors.by_layer[0].card
     if card.data_hash == dev.hash:
-        warnings.warn(
-            "These are the pairs the vectors were made from, so the AUC is not a held-out one; pass other pairs.",
-            UserWarning,
-            stacklevel=3,
-        )
+        warn("These are the pairs the vectors were made from, so the AUC is not a held-out one; pass other pairs.")
     reading = _reading(vectors, engine, chat)
     chunks = list(reading.chunks(engine, dev.positives, dev.negatives, PAIRS_PER_CHUNK))
     positive, negative = (torch.cat(side, dim=1) for side in zip(*chunks, strict=True))

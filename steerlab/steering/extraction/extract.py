@@ -1,7 +1,6 @@
 """Extracting steering vectors: from contrast pairs by reading activations, or from completions by gradient."""
 
 import importlib.metadata
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from steerlab.core._arguments import explains_arguments
 from steerlab.core._hook_points import HookPoint, check_site, resolve_layers
 from steerlab.core._numbers import Integer, check_integer
 from steerlab.core._seeds import check_single_seed
+from steerlab.core._warning import warn
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
@@ -189,11 +189,7 @@ def _warn_of_angle(method: str, cosines: Sequence[float], layers: Sequence[int])
     why = reasons.get(method, "It may separate the pairs by something that moves the model little; compare an effect.")
     shown = ", ".join(f"{layer} ({cosine:.2f})" for layer, cosine in list(low.items())[:8])
     more = f" and {len(low) - 8} more" if len(low) > 8 else ""
-    warnings.warn(
-        f"{method}: |cosine| with the mean difference is below {LOW_COSINE} at layers {shown}{more}. {why}",
-        UserWarning,
-        stacklevel=4,
-    )
+    warn(f"{method}: |cosine| with the mean difference is below {LOW_COSINE} at layers {shown}{more}. {why}")
 
 
 def _checked_pairs(data: object, method: str) -> ContrastPairs:

@@ -17,7 +17,6 @@ Sources:
 
 import re
 import tempfile
-import warnings
 from math import prod
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from steerlab.core._files import write_atomic
 from steerlab.core._hook_points import HookPoint
+from steerlab.core._warning import warn
 from steerlab.core.errors import VectorFileError
 from steerlab.steering.files import as_vector_set, read_bytes, usable_vector
 from steerlab.steering.formats._gguf_bytes import GgufTensor, parse_gguf
@@ -61,11 +61,9 @@ def import_gguf(path: str | Path) -> VectorSet:
                 "holds other tensors than 'direction.N': no control vector."
             )
         stated = "no architecture" if architecture is None else f"the architecture {architecture!r:.60}"
-        warnings.warn(
+        warn(
             f"{path} states {stated} where a control vector states {_ARCHITECTURE!r}; its tensors are named as one's, "
-            "so it is read as one.",
-            UserWarning,
-            stacklevel=3,
+            "so it is read as one."
         )
     hint = metadata.get("controlvector.model_hint")
     notes = f"read from a GGUF control vector, model_hint {hint!r:.60}"

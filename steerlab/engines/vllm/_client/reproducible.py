@@ -4,10 +4,9 @@ On some shapes of some families stock vLLM does not: what a kernel leaves in mem
 means anything, and nothing else would show it.
 """
 
-import warnings
-
 import numpy as np
 
+from steerlab.core._warning import warn
 from steerlab.core.engine import ModelInfo
 from steerlab.engines.vllm._client.connection import Connection
 from steerlab.engines.vllm._client.requests import ONE_TOKEN, Request
@@ -34,12 +33,10 @@ def check_reproducible(connection: Connection, info: ModelInfo) -> None:
     difference = irreproducible(first, second, info.dtype)
     if difference is not None:
         kind = connection.vllm_config.model_config.architectures
-        warnings.warn(
+        warn(
             f"vLLM scored the same text of {length} tokens twice and found {difference}. This is vLLM's own doing on "
             f"{', '.join(kind or ['this model'])} as it is set up here: do not rely on numbers from this engine. "
-            "Compare with sl.load, or try another dtype or attention backend.",
-            UserWarning,
-            stacklevel=4,
+            "Compare with sl.load, or try another dtype or attention backend."
         )
 
 

@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from steerlab.core._numbers import as_integer, as_number, plain, shown
 from steerlab.core._progress import progress
+from steerlab.core._warning import warn
 from steerlab.core.errors import InputError, VectorValueError
 from steerlab.steering.low_rank import LowRank
 from steerlab.steering.positions.where import WhereLike, as_where
@@ -261,11 +261,9 @@ def train(
             parameter.copy_(value)
     best = min(curve, key=lambda row: row[2])
     if best[2] >= unsteered:
-        warnings.warn(
+        warn(
             f"{name}: the held-out loss is {best[2]:.4f} at best and {unsteered:.4f} without an edit, so the edit does "
-            "not carry over to items that were not fitted. Give more items, more steps or another learning_rate.",
-            UserWarning,
-            stacklevel=6,
+            "not carry over to items that were not fitted. Give more items, more steps or another learning_rate."
         )
     seconds = time.monotonic() - start
     return Training(tuple(curve), best[0], best[2], unsteered, steps, stopped, seconds)

@@ -1,0 +1,17 @@
+"""Warnings that point at the user's line."""
+
+import sys
+import warnings
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def warn(message: str) -> None:
+    """Gives a `UserWarning` at the line that called this package, however deep inside it was noticed."""
+    level = outermost = 1
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:  # a dataclass's own __init__ has no file
+            outermost = level
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=outermost + 1)
