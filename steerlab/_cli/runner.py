@@ -77,6 +77,7 @@ def run_experiment(spec: ExperimentSpec, *, source: Path | None = None, overwrit
         run = _Run(spec, inputs, experiment, blame)
         run.prepare()
         candidates = run.candidates()
+        run.preregister(candidates)
         selection, confirmation = run.select(candidates)
         chosen = candidates if selection is None else [run.winner(selection, candidates)]
         found = [run.measure(candidate) for candidate in chosen]
@@ -141,6 +142,28 @@ class _Run:
         options = {"method": spec.method, "site": spec.site, "read": spec.read.where(), "name": named.name}
         with self.blame(named.key):
             return self.experiment.extract(pairs, layers=layers, **options)
+
+    def preregister(self, candidates: list[Candidate]) -> None:
+        """Writes the plan of analysis, if the file states its question: of every vector, or of the one to be chosen."""
+        spec, question = self.spec, self.spec.question
+        if question is None:
+            return
+        with self.blame("question"):
+            for candidate in candidates if spec.select is None else candidates[:1]:
+                planned = self.experiment.preregister(
+                    question,
+                    candidate.plan if spec.select is None else None,
+                    self.inputs.targets,
+                    spec.doses,
+                    controls=self.inputs.controls,
+                    metric=spec.metric,
+                    pairs=candidate.pairs,
+                    max_ppl_ratio=spec.max_ppl_ratio,
+                    neutral=self.inputs.neutral,
+                    smallest=spec.smallest,
+                    adjust=spec.adjust,
+                )
+                say(str(planned))
 
     def select(self, candidates: list[Candidate]) -> tuple[Selection | None, Confirmation | None]:
         """The best vector, layer and dose on development items, and how it does on held-out ones."""

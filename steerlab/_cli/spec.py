@@ -341,6 +341,7 @@ class ExperimentSpec(Section):
 
     Attributes:
         name: names the run directory.
+        question: what is asked. With it the plan of analysis is written before anything is measured on `targets`.
         pairs: contrast pairs of the vectors.
         vector: the vector; or
         vectors: several, by name; each is measured, and the report says how many were.
@@ -373,6 +374,7 @@ class ExperimentSpec(Section):
     """
 
     name: str
+    question: str | None = None
     pairs: PairsSpec | None = None
     vector: VectorSpec | None = None
     vectors: dict[str, VectorSpec] | None = None

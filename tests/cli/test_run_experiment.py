@@ -63,6 +63,29 @@ def write(data, tmp_path, tiny_llama_path):
 SELECT = {"vector": {"layers": [1, 2]}, "select": {"targets": {"path": "dev.jsonl"}, "doses": [0.1, 0.2]}}
 
 
+# --- a plan before the data ---------------------------------------------------------------------------------------
+
+
+def test_a_question_writes_the_plan_of_every_vector_before_it_is_measured(steerlab, write):
+    path = write({"question": "Does it move the margin?", "vector": {"layers": [1, 2]}, "report": True})
+    for _ in range(2):  # the second time nothing is measured, and the plans are those written before
+        found = steerlab("run", path)
+        assert found.code == 0, (found.err, found.exception)
+    with sl.Experiment.load(path.parent / "out" / "trial") as run:
+        plans = run.results.preregistrations
+        assert [one.plan.hash for one in plans] == [effect.plan_hash for effect in run.effects]
+        assert [one.departures(effect) for one, effect in zip(plans, run.effects, strict=True)] == [[], []]
+        assert [one.earlier_looks for one in plans] == [0, 0]
+    report = (path.parent / "out" / "trial" / "report.html").read_text()
+    assert report.count("was measured as planned") == 2
+
+
+def test_with_a_selection_the_plan_is_the_one_to_be_chosen(steerlab, write):
+    found = steerlab("run", write({**SELECT, "question": "Does it move the margin?"}))
+    assert found.code == 0, (found.err, found.exception)
+    assert "Does it move the margin?" in found.out
+
+
 # --- the file -----------------------------------------------------------------------------------------------------
 
 

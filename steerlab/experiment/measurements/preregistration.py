@@ -289,7 +289,7 @@ def _blocks(one: Preregistration, effects: Sequence[Effect]) -> list[Block]:
     number = next(k for k, effect in enumerate(effects, start=1) if effect is closest)
     told = f"Effect {number} was measured as planned." if not departures else f"Departures of effect {number}:"
     table = pd.DataFrame(one.beside(closest), columns=["what", "planned", "done"])
-    others = len(same_items) - (closest in same_items)
+    others = sum(effect is not closest for effect in same_items)
     more = [Paragraph(f"{others} further effects on these items were not planned here.")] if others else []
     listed = [Bullets(departures)] if departures else []
     return [*head, Paragraph(told), *listed, *more, table_of(table, "What was planned, and what was done")]
