@@ -147,9 +147,36 @@ class AxbenchSpec(ProtocolSpec):
         return {"layers": [self.layer]}
 
 
+class ItiSpec(ProtocolSpec):
+    """Inference-time intervention; see `steerlab.protocols.iti`.
+
+    Attributes:
+        questions: questions with true and false answers, in the form of TruthfulQA's `mc_task.json`.
+        heads: numbers of heads that are shifted.
+        alphas: strengths, in standard deviations.
+        layers: layers whose heads are ranked; all by default.
+        folds: parts of a half's questions that are held out in turn.
+        texts: a text file for the cost, a text a line; shipped neutral prose by default.
+        before: text before each question.
+    """
+
+    questions: FilePath
+    heads: list[int] | None = None
+    alphas: list[Number] | None = None
+    layers: list[int] | Literal["all"] = "all"
+    folds: int = 5
+    texts: FilePath | None = None
+    before: str = ""
+
+    def wired(self) -> dict[str, Any]:
+        """Any layer may hold a head that is shifted."""
+        return {"layers": self.layers, "sites": ["attn_out"]}
+
+
 PROTOCOLS: Final[dict[str, type[ProtocolSpec]]] = {
     "axbench": AxbenchSpec,
     "caa": CaaSpec,
+    "iti": ItiSpec,
     "refusal": RefusalSpec,
     "steerability": SteerabilitySpec,
 }

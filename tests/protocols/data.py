@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from steerlab.protocols import ChoiceItems
+from steerlab.protocols import ChoiceItems, TruthQuestions
 
 THINGS = ["cat", "dog", "bird", "fish", "horse", "cow", "hen", "goat", "pig", "duck", "fox", "owl"]
 
@@ -23,3 +23,13 @@ def records(n: int = 12) -> list[dict[str, Any]]:
 
 
 ITEMS = ChoiceItems.from_records(records())
+
+TRUTH = TruthQuestions.from_records(
+    [
+        {
+            "question": f"Does the {thing} fly?",
+            "mc2_targets": {f"The {thing} runs": 1, "No": 1, f"The {thing} was warm": 0, "Yes, at noon": 0, "Seven": 0},
+        }
+        for thing in THINGS
+    ]
+)

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.protocols import caa, refusal, steerability
+from steerlab.protocols import caa, iti, refusal, steerability
 from tests.experiment.data import TARGETS, TEXTS
-from tests.protocols.data import ITEMS, THINGS
+from tests.protocols.data import ITEMS, THINGS, TRUTH
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def engine(start, tiny_path):
-    with start(tiny_path, layers="all", sites=["resid_mid", "resid_post"], max_model_len=512) as engine:
+    with start(tiny_path, layers="all", sites=["resid_mid", "resid_post", "attn_out"], max_model_len=512) as engine:
         yield engine
 
 
@@ -70,3 +70,13 @@ def test_refusal(lens, engine):
         measured = both(lens, engine, lambda exp: refusal(exp, harmful, harmless, **options))
     assert_same(*(found.rows for found in measured), ["bypass", "induce", "kl"])
     assert_same(*(found.table for found in measured), ["harmful_ablated", "harmless_added"])
+
+
+def test_iti(lens, engine):
+    options = {"heads": [1, 3], "alphas": [4.0], "folds": 2, "texts": TEXTS, "reader": lens}
+    measured = both(lens, engine, lambda exp: iti(exp, TRUTH, **options))
+    assert_same(*(found.rows for found in measured), ["mc1", "mc2"])
+    assert_same(*(found.table for found in measured), ["mc2_change", "ce", "kl"])
+    assert measured[1].table.kl[1:].min() > 1e-3  # the heads were shifted
+    with pytest.raises(sl.InputError, match="Heads are read"):
+        iti(sl.Experiment("run", engine, root=None), TRUTH, heads=[1], alphas=[4.0], folds=2)
