@@ -12,6 +12,7 @@ from steerlab._cli.protocol_spec import (
     PROTOCOLS,
     AxbenchSpec,
     CaaSpec,
+    CastSpec,
     ItiSpec,
     ProtocolSpec,
     RefusalSpec,
@@ -24,6 +25,7 @@ from steerlab.protocols import (
     TruthQuestions,
     axbench,
     caa,
+    cast,
     iti,
     read_concepts,
     read_instructions,
@@ -74,6 +76,7 @@ def run_protocol(spec: ProtocolSpec, *, source: Path, overwrite: bool = False) -
 _FUNCTIONS: dict[str, Any] = {
     "axbench": axbench,
     "caa": caa,
+    "cast": cast,
     "iti": iti,
     "refusal": refusal,
     "steerability": steerability,
@@ -91,6 +94,8 @@ def _arguments(spec: ProtocolSpec, blame: Blame) -> dict[str, Any]:
         return read | {name: getattr(spec, name) for name in names}
     if isinstance(spec, AxbenchSpec):
         return _axbench_arguments(spec, blame)
+    if isinstance(spec, CastSpec):
+        return _cast_arguments(spec, blame)
     if isinstance(spec, ItiSpec):
         return _iti_arguments(spec, blame)
     assert isinstance(spec, SteerabilitySpec | CaaSpec)
@@ -122,6 +127,18 @@ def _axbench_arguments(spec: AxbenchSpec, blame: Blame) -> dict[str, Any]:
     if spec.backend == "vllm" and "reft_r1" in (spec.methods or ["reft_r1"]):
         with blame("model"):
             found["trainer"] = sl.load(spec.model, dtype=spec.dtype)
+    return found
+
+
+def _cast_arguments(spec: CastSpec, blame: Blame) -> dict[str, Any]:
+    """Conditional steering's arguments, its files read."""
+    names = ("layers", "condition_layers", "strength", "refusal_tokens", "method", "chat")
+    found: dict[str, Any] = {name: getattr(spec, name) for name in names}
+    for name in ("target", "other"):
+        with blame(name):
+            found[name] = prompt_lines(getattr(spec, name))
+    with blame("behaviour"):
+        found["behaviour"] = sl.ContrastPairs.from_jsonl(spec.behaviour)
     return found
 
 

@@ -4,6 +4,7 @@ from steerlab.experiment.measurements.protocols import ProtocolResult
 from steerlab.protocols.axbench import axbench
 from steerlab.protocols.axbench_data import Concept, read_concepts, read_instructions
 from steerlab.protocols.caa import against_published, caa
+from steerlab.protocols.cast import cast
 from steerlab.protocols.choices import ChoiceItems
 from steerlab.protocols.iti import iti
 from steerlab.protocols.refusal import ablation_everywhere, refusal
@@ -20,6 +21,7 @@ __all__ = [
     "against_published",
     "axbench",
     "caa",
+    "cast",
     "iti",
     "read_concepts",
     "read_instructions",

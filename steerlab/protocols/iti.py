@@ -217,9 +217,9 @@ def _sentences(table: pd.DataFrame, best: Sequence[str]) -> tuple[str, ...]:
     found = [
         f"The most accurate heads of the halves are {' and '.join(best)}.",
         f"Without steering MC1 is {base.mc1:.3f} and MC2 {base.mc2:.3f}.",
-        f"Of the shifted models MC2 is highest with {top['heads']:.0f} heads and α = {top.alpha:g}: {top.mc2:.3f}, a change of "
-        f"{top.mc2_change:+.3f} [{top.mc2_change_low:+.3f}, {top.mc2_change_high:+.3f}], with the perplexity of "
-        f"ordinary text ×{top.ppl_ratio:.2f}; the best of {len(steered)} looks better than it is.",
+        f"Of the shifted models MC2 is highest with {top['heads']:.0f} heads and α = {top.alpha:g}: {top.mc2:.3f}, a "
+        f"change of {top.mc2_change:+.3f} [{top.mc2_change_low:+.3f}, {top.mc2_change_high:+.3f}], with the perplexity "
+        f"of ordinary text ×{top.ppl_ratio:.2f}; the best of {len(steered)} looks better than it is.",
     ]
     return tuple(found)
 

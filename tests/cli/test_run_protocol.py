@@ -25,6 +25,7 @@ SMALLER = {
         "training": {"steps": 2, "validation": 0.5},
     },
     "caa": {"multipliers": [0, 1], "layers": [1], "held_out": 0.1},
+    "cast": {"layers": [2], "condition_layers": [1, 2], "strength": 1.0},
     "iti": {"heads": [2], "alphas": [1], "layers": [1, 2], "folds": 2},
     "refusal": {"layers": [1], "positions": 1, "max_kl": 50, "least_induced": -50},
 }
@@ -34,7 +35,7 @@ def example(path: Path, folder: Path, model: Path) -> Path:
     """A shipped file for a tiny model, its sweep cut short."""
     content = yaml.safe_load(path.read_text())
     content |= {"model": str(model), "root": str(folder / "runs"), **SMALLER[content["protocol"]]}
-    for key in ("harmful", "harmless"):
+    for key in ("harmful", "harmless", "target", "other", "behaviour"):
         if key in content:
             content[key] = str(path.parent / content[key])
     if "concepts" in content:
@@ -89,6 +90,6 @@ def test_bad_files_are_refused(steerlab, tmp_path):
     assert "behaviours.a: " in steerlab("run", path).sentence
     for example_file in EXAMPLES:
         spec = protocol_of(read_mapping(example_file), example_file)
-        named = [getattr(spec, key, None) for key in ("concepts", "questions")]
+        named = [getattr(spec, key, None) for key in ("concepts", "questions", "behaviour")]
         places = [*getattr(spec, "behaviours", {}).values(), *named]
         assert all(Path(place).is_file() for place in places if place is not None)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import steerlab as sl
 from steerlab.protocols import ChoiceItems, TruthQuestions
 
 THINGS = ["cat", "dog", "bird", "fish", "horse", "cow", "hen", "goat", "pig", "duck", "fox", "owl"]
@@ -33,3 +34,11 @@ TRUTH = TruthQuestions.from_records(
         for thing in THINGS
     ]
 )
+
+BEGUN = sl.ContrastPairs.from_lists(
+    *(
+        [[{"role": "user", "content": f"Name a {one}"}, {"role": "assistant", "content": begun}] for one in THINGS[:4]]
+        for begun in ("I was stale", "Sure, seven")
+    )
+)
+"""Chats with a begun refusal and a begun answer."""
