@@ -111,6 +111,30 @@ MUTANTS = [
         "[]",
         "tests/protocols/test_refusal.py",
     ),
+    Mutant(
+        "MC1 asks for any true answer",
+        "float(log_probs[0] > log_probs[n_true:].max())",
+        "float(log_probs[:n_true].max() > log_probs[n_true:].max())",
+        "tests/protocols/test_iti.py -k by_hand",
+    ),
+    Mutant(
+        "heads are measured on the questions that ranked them",
+        "for k, (fit, measured) in enumerate((halves, halves[::-1])):",
+        "for k, (fit, measured) in enumerate([(half, half) for half in halves]):",
+        "tests/protocols/test_iti.py",
+    ),
+    Mutant(
+        "the condition is left out of conditional steering",
+        "add(one, dose=dose, when=condition)",
+        "add(one, dose=dose)",
+        "tests/protocols/test_cast.py",
+    ),
+    Mutant(
+        "a threshold may be on one side only",
+        "for above in (True, False):",
+        "for above in (True,):",
+        "tests/protocols/test_cast.py -k threshold",
+    ),
     # --- core -----------------------------------------------------------------------------------------------------
     Mutant(
         "seed ignored",

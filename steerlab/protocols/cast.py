@@ -124,7 +124,9 @@ def cast(
         layer, threshold = _chosen(run, probes, dev, as_chat)
         condition = threshold.condition(probes[layer], READ)
         read_of = [readings(run, VectorSet((probes[layer],)), one, READ, chat=as_chat)[layer] for one in test]
-        plans = dict(zip(ARMS, (None, _plan(vectors, dose, None), _plan(vectors, dose, condition)), strict=True))
+        plans: dict[str, Plan | None] = dict(
+            zip(ARMS, (None, _plan(vectors, dose, None), _plan(vectors, dose, condition)), strict=True)
+        )
         rows = _rows(run, plans, test, read_of, threshold, tokens, as_chat)
     table = _table(rows, exp.seed)
     found = _sentences(table, str(condition), threshold.f1)

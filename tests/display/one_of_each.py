@@ -132,6 +132,8 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
     asked = [f"{text} {k}?" for k in range(6)]
     answers = {"answer_matching_behavior": " (A)", "answer_not_matching_behavior": " (B)"}
     items = sl.protocols.ChoiceItems.from_records([{"question": one, **answers} for one in asked])
+    facts = [{"question": one, "mc2_targets": {f"{text} yes": 1, f"{text} no": 0}} for one in asked]
+    questions = sl.protocols.TruthQuestions.from_records(facts)
     protocol = sl.protocols.caa(exp, {text: items}, layers=1, multipliers=[0, 1], held_out=0.5)
     same = exp.parity(plan, [f"{text} the cat"], against=engine, max_new_tokens=4)
     other_run = sl.Experiment("one-of-each-2", engine, root=folder, seed=1)
@@ -150,6 +152,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
         exp.results.judgements[0],
         beside,
         items,
+        questions,
         protocol,
         exp.verify(n=0),
         sl.compare(exp, other_run),

@@ -45,6 +45,7 @@ Selection
 SteeringVector
 Targets
 TokenView
+TruthQuestions
 VectorSet
 Verification
 """.split()
