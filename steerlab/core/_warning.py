@@ -11,7 +11,7 @@ class SteerlabWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Gives a `SteerlabWarning`, a `UserWarning`, at the line that called this package, however deep inside it was noticed."""
+    """Gives a `SteerlabWarning` at the line that called this package, however deep inside it was noticed."""
     level = outermost = 1
     frame = sys._getframe()
     while frame is not None:
