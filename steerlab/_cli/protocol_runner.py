@@ -8,13 +8,25 @@ import steerlab as sl
 from steerlab._cli.console import say
 from steerlab._cli.inputs import Blame, prompt_lines
 from steerlab._cli.loading import check_writable, quiet_transformers
-from steerlab._cli.protocol_spec import PROTOCOLS, AxbenchSpec, CaaSpec, ProtocolSpec, RefusalSpec, SteerabilitySpec
+from steerlab._cli.protocol_spec import (
+    PROTOCOLS,
+    AxbenchSpec,
+    CaaSpec,
+    CastSpec,
+    ItiSpec,
+    ProtocolSpec,
+    RefusalSpec,
+    SteerabilitySpec,
+)
 from steerlab._cli.yaml_file import checked, relative_to
 from steerlab.protocols import (
     ChoiceItems,
     ProtocolResult,
+    TruthQuestions,
     axbench,
     caa,
+    cast,
+    iti,
     read_concepts,
     read_instructions,
     refusal,
@@ -61,7 +73,14 @@ def run_protocol(spec: ProtocolSpec, *, source: Path, overwrite: bool = False) -
         say(f"{'report':<14} {report}", style="bold")
 
 
-_FUNCTIONS: dict[str, Any] = {"axbench": axbench, "caa": caa, "refusal": refusal, "steerability": steerability}
+_FUNCTIONS: dict[str, Any] = {
+    "axbench": axbench,
+    "caa": caa,
+    "cast": cast,
+    "iti": iti,
+    "refusal": refusal,
+    "steerability": steerability,
+}
 
 
 def _arguments(spec: ProtocolSpec, blame: Blame) -> dict[str, Any]:
@@ -75,6 +94,10 @@ def _arguments(spec: ProtocolSpec, blame: Blame) -> dict[str, Any]:
         return read | {name: getattr(spec, name) for name in names}
     if isinstance(spec, AxbenchSpec):
         return _axbench_arguments(spec, blame)
+    if isinstance(spec, CastSpec):
+        return _cast_arguments(spec, blame)
+    if isinstance(spec, ItiSpec):
+        return _iti_arguments(spec, blame)
     assert isinstance(spec, SteerabilitySpec | CaaSpec)
     behaviours = {}
     for name, path in spec.behaviours.items():
@@ -104,6 +127,33 @@ def _axbench_arguments(spec: AxbenchSpec, blame: Blame) -> dict[str, Any]:
     if spec.backend == "vllm" and "reft_r1" in (spec.methods or ["reft_r1"]):
         with blame("model"):
             found["trainer"] = sl.load(spec.model, dtype=spec.dtype)
+    return found
+
+
+def _cast_arguments(spec: CastSpec, blame: Blame) -> dict[str, Any]:
+    """Conditional steering's arguments, its files read."""
+    names = ("layers", "condition_layers", "strength", "refusal_tokens", "method", "chat")
+    found: dict[str, Any] = {name: getattr(spec, name) for name in names}
+    for name in ("target", "other"):
+        with blame(name):
+            found[name] = prompt_lines(getattr(spec, name))
+    with blame("behaviour"):
+        found["behaviour"] = sl.ContrastPairs.from_jsonl(spec.behaviour)
+    return found
+
+
+def _iti_arguments(spec: ItiSpec, blame: Blame) -> dict[str, Any]:
+    """The intervention's arguments: questions and texts read, the model whose heads are read loaded."""
+    found: dict[str, Any] = {name: getattr(spec, name) for name in ("layers", "folds", "before", "chat")}
+    found |= {name: getattr(spec, name) for name in ("heads", "alphas") if getattr(spec, name) is not None}
+    with blame("questions"):
+        found["questions"] = TruthQuestions.from_jsonl(spec.questions)
+    if spec.texts is not None:
+        with blame("texts"):
+            found["texts"] = prompt_lines(spec.texts)
+    if spec.backend == "vllm":
+        with blame("model"):
+            found["reader"] = sl.load(spec.model, dtype=spec.dtype)
     return found
 
 

@@ -147,9 +147,67 @@ class AxbenchSpec(ProtocolSpec):
         return {"layers": [self.layer]}
 
 
+class CastSpec(ProtocolSpec):
+    """Conditional activation steering; see `steerlab.protocols.cast`.
+
+    Attributes:
+        target: a text file with a prompt a line that is to be refused.
+        other: another one, with as many that are not.
+        behaviour: JSON lines of `positive` and `negative`, chats or texts that end in a begun refusal and answer.
+        layers: layers after which the behaviour vector is added.
+        condition_layers: layers of which the best is read.
+        strength: of the behaviour vector, as a share of the median norm of the stream.
+        refusal_tokens: how refusals begin.
+        method: how both vectors are extracted.
+        chat: ask in a turn of a chat; true by default.
+    """
+
+    target: FilePath
+    other: FilePath
+    behaviour: FilePath
+    layers: list[int]
+    condition_layers: list[int]
+    strength: Number = 0.2
+    refusal_tokens: list[str] = Field(default_factory=lambda: ["I", "As"])
+    method: str = "pca_uncentred"
+    chat: bool = True
+
+    def wired(self) -> dict[str, Any]:
+        """The layers that are steered and those that are read."""
+        return {"layers": sorted({*self.layers, *self.condition_layers})}
+
+
+class ItiSpec(ProtocolSpec):
+    """Inference-time intervention; see `steerlab.protocols.iti`.
+
+    Attributes:
+        questions: questions with true and false answers, in the form of TruthfulQA's `mc_task.json`.
+        heads: numbers of heads that are shifted.
+        alphas: strengths, in standard deviations.
+        layers: layers whose heads are ranked; all by default.
+        folds: parts of a half's questions that are held out in turn.
+        texts: a text file for the cost, a text a line; shipped neutral prose by default.
+        before: text before each question.
+    """
+
+    questions: FilePath
+    heads: list[int] | None = None
+    alphas: list[Number] | None = None
+    layers: list[int] | Literal["all"] = "all"
+    folds: int = 5
+    texts: FilePath | None = None
+    before: str = ""
+
+    def wired(self) -> dict[str, Any]:
+        """Any layer may hold a head that is shifted."""
+        return {"layers": self.layers, "sites": ["attn_out"]}
+
+
 PROTOCOLS: Final[dict[str, type[ProtocolSpec]]] = {
     "axbench": AxbenchSpec,
     "caa": CaaSpec,
+    "cast": CastSpec,
+    "iti": ItiSpec,
     "refusal": RefusalSpec,
     "steerability": SteerabilitySpec,
 }

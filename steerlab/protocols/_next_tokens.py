@@ -1,11 +1,13 @@
 """What stands next after prompts: the odds of tokens, and how far a plan moves the whole distribution."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 import torch
 
+from steerlab.core._text import PromptLike
 from steerlab.core.errors import InputError
 from steerlab.experiment._store.cells import Cell
 from steerlab.experiment._store.plans import resolved
@@ -44,10 +46,10 @@ def refusal_log_odds(run: Run, prompts: list[str], plan: Plan | None, tokens: li
     return np.array(odds)
 
 
-def kl_of_next_tokens(run: Run, prompts: list[str], plan: Plan, *, chat: bool) -> np.ndarray:
+def kl_of_next_tokens(run: Run, prompts: Sequence[PromptLike], plan: Plan, *, chat: bool) -> np.ndarray:
     """KL(unsteered ‖ plan) of the next-token distribution after each prompt, nats, shape [prompts]; a cell."""
     session, ready = run.session, resolved(run.session, plan)
-    what = {"plan": ready.hash, "data": session.inputs.add_data(prompts), "chat": chat}
+    what = {"plan": ready.hash, "data": session.inputs.add_data(list(prompts)), "chat": chat}
     cell = Cell("next_token_kl", what, {"plan": session.inputs.add_plan(ready)})
 
     def measured() -> pd.DataFrame:
@@ -57,7 +59,7 @@ def kl_of_next_tokens(run: Run, prompts: list[str], plan: Plan, *, chat: bool) -
     return session.cells.get(cell, session.engine_hash, measured).kl.to_numpy()
 
 
-def _log_distributions(run: Run, prompts: list[str], plan: Plan | None, chat: bool) -> torch.Tensor:
+def _log_distributions(run: Run, prompts: Sequence[PromptLike], plan: Plan | None, chat: bool) -> torch.Tensor:
     """Log-distributions of what follows each prompt, shape [prompts, d_vocab]; the target only marks the place."""
     engine = run.session.engine
     mark = [int(engine.tokenizer.eos_token_id or 0)]

@@ -1,7 +1,6 @@
 """The direction of refusal: position × layer grid, KL filter, ablation in all layers (Arditi et al. 2024)."""
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -10,13 +9,14 @@ import pandas as pd
 from steerlab.core._arguments import explains_arguments
 from steerlab.core._hashing import content_hash
 from steerlab.core._hook_points import resolve_layers
-from steerlab.core._numbers import as_list, check_flag, check_integer, check_number, shown
+from steerlab.core._numbers import check_flag, check_integer, check_number
 from steerlab.core._progress import progress
 from steerlab.core.contrast_pairs import ContrastPairs
-from steerlab.core.errors import DataError, InputError
+from steerlab.core.errors import InputError
 from steerlab.experiment._store.run import Run
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
+from steerlab.protocols._arguments import split_both, texts_of
 from steerlab.protocols._next_tokens import kl_of_next_tokens, refusal_log_odds
 from steerlab.protocols._recording import kept, run_of
 from steerlab.steering.operators import ablate, add
@@ -114,14 +114,14 @@ def refusal(
     """
     run = run_of(exp)
     info = run.session.info
-    tokens, as_chat = _texts(refusal_tokens, "refusal_tokens"), check_flag(chat, "chat")
+    tokens, as_chat = texts_of(refusal_tokens, "refusal_tokens"), check_flag(chat, "chat")
     tried = list(range(-check_integer(positions, "positions", least=1), 0))
     bounds = [check_number(max_kl, "max_kl", least=0, infinite=True), check_number(least_induced, "least_induced")]
     last = int(info.n_layers * (1 - check_number(late, "late", least=0)))
     wanted = [layer for layer in resolve_layers(layers, info.n_layers) if layer + 1 < last]
     if not wanted:
         raise InputError(f"No layer is left to try: outputs of layers before {last - 1} are, and layers is {layers!r}.")
-    parts = _split(_texts(harmful, "harmful"), _texts(harmless, "harmless"), exp.seed)
+    parts = _split(texts_of(harmful, "harmful"), texts_of(harmless, "harmless"), exp.seed)
     settings = {
         "refusal_tokens": tokens,
         "positions": tried,
@@ -131,8 +131,8 @@ def refusal(
         "late": float(late),
         "sites": list(sites),
         "chat": as_chat,
-        "harmful": content_hash(_texts(harmful, "harmful")),
-        "harmless": content_hash(_texts(harmless, "harmless")),
+        "harmful": content_hash(texts_of(harmful, "harmful")),
+        "harmless": content_hash(texts_of(harmless, "harmless")),
     }
     (train_bad, val_bad, test_bad), (train_good, val_good, test_good) = parts
     with run.measuring("refusal", lambda: ([*parts[0], *parts[1]], settings)):
@@ -247,23 +247,4 @@ def _sentences(table: pd.DataFrame, rows: pd.DataFrame) -> tuple[str, ...]:
 
 def _split(harmful: list[str], harmless: list[str], seed: int) -> list[list[list[str]]]:
     """Both kinds of instructions in parts to extract from, to choose on and to report on."""
-    if len(harmful) != len(harmless):
-        raise DataError(f"There are {len(harmful)} harmful and {len(harmless)} harmless instructions; give as many.")
-    if set(harmful) & set(harmless) or len(set(harmful)) < len(harmful) or len(set(harmless)) < len(harmless):
-        raise DataError("An instruction stands twice; each is harmful or harmless, once.")
-    cuts = np.round(np.cumsum([0.0, *SHARES]) * len(harmful)).astype(int)
-    sizes = np.diff(cuts)
-    if sizes.min() < 1:
-        raise DataError(f"{len(harmful)} instructions are too few for parts of {list(SHARES)}; give at least four.")
-    order = [np.random.default_rng([seed, kind]).permutation(len(harmful)) for kind in range(2)]
-    return [
-        [[texts[k] for k in own[start:stop]] for start, stop in pairwise(cuts)]
-        for texts, own in zip((harmful, harmless), order, strict=True)
-    ]
-
-
-def _texts(texts: Any, name: str) -> list[str]:
-    found = None if isinstance(texts, str) else as_list(texts, ordered=True)
-    if not found or not all(isinstance(text, str) and text for text in found):
-        raise InputError(f"{name} is a list of texts, at least one; got {shown(texts)}.")
-    return found
+    return split_both({"harmful": harmful, "harmless": harmless}, SHARES, seed)

@@ -25,6 +25,8 @@ SMALLER = {
         "training": {"steps": 2, "validation": 0.5},
     },
     "caa": {"multipliers": [0, 1], "layers": [1], "held_out": 0.1},
+    "cast": {"layers": [2], "condition_layers": [1, 2], "strength": 1.0},
+    "iti": {"heads": [2], "alphas": [1], "layers": [1, 2], "folds": 2},
     "refusal": {"layers": [1], "positions": 1, "max_kl": 50, "least_induced": -50},
 }
 
@@ -33,7 +35,7 @@ def example(path: Path, folder: Path, model: Path) -> Path:
     """A shipped file for a tiny model, its sweep cut short."""
     content = yaml.safe_load(path.read_text())
     content |= {"model": str(model), "root": str(folder / "runs"), **SMALLER[content["protocol"]]}
-    for key in ("harmful", "harmless"):
+    for key in ("harmful", "harmless", "target", "other", "behaviour"):
         if key in content:
             content[key] = str(path.parent / content[key])
     if "concepts" in content:
@@ -41,6 +43,11 @@ def example(path: Path, folder: Path, model: Path) -> Path:
         rows = rows.assign(input=rows.input.str[:60], output=rows.output.str[:60])
         rows.to_parquet(folder / "concepts.parquet")
         content["concepts"] = "concepts.parquet"
+    if "questions" in content:
+        lines = (path.parent / content["questions"]).read_text().splitlines(keepends=True)
+        (folder / "questions.jsonl").write_text("".join(lines[:6]))
+        (folder / "texts.txt").write_text("The bread was stale.\n")
+        content |= {"questions": "questions.jsonl", "texts": "texts.txt"}
     for name, place in content.get("behaviours", {}).items():
         lines = (path.parent / place).read_text().splitlines(keepends=True)
         shortest = sorted(lines, key=len)[:20]  # the tiny model reads 256 tokens
@@ -75,12 +82,14 @@ def test_a_shipped_file_runs(steerlab, path, tmp_path, tiny_llama_path):
 def test_bad_files_are_refused(steerlab, tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text("protocol: astrology\nname: x\n")
-    assert "protocol is one of axbench, caa, refusal, steerability, got 'astrology'." in steerlab("run", path).sentence
+    names = ", ".join(sorted(PROTOCOLS))
+    assert f"protocol is one of {names}, got 'astrology'." in steerlab("run", path).sentence
     path.write_text("protocol: caa\nname: x\nlayers: [1]\nbehaviour: {}\n")
     assert "unknown key 'behaviour'; did you mean 'behaviours'?" in steerlab("run", path).sentence
     path.write_text("protocol: caa\nname: x\nlayers: [1]\nbehaviours: {a: none.jsonl}\n")
     assert "behaviours.a: " in steerlab("run", path).sentence
     for example_file in EXAMPLES:
         spec = protocol_of(read_mapping(example_file), example_file)
-        places = [*getattr(spec, "behaviours", {}).values(), *[getattr(spec, "concepts", None)]]
+        named = [getattr(spec, key, None) for key in ("concepts", "questions", "behaviour")]
+        places = [*getattr(spec, "behaviours", {}).values(), *named]
         assert all(Path(place).is_file() for place in places if place is not None)

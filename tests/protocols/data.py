@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from steerlab.protocols import ChoiceItems
+import steerlab as sl
+from steerlab.protocols import ChoiceItems, TruthQuestions
 
 THINGS = ["cat", "dog", "bird", "fish", "horse", "cow", "hen", "goat", "pig", "duck", "fox", "owl"]
 
@@ -23,3 +24,21 @@ def records(n: int = 12) -> list[dict[str, Any]]:
 
 
 ITEMS = ChoiceItems.from_records(records())
+
+TRUTH = TruthQuestions.from_records(
+    [
+        {
+            "question": f"Does the {thing} fly?",
+            "mc2_targets": {f"The {thing} runs": 1, "No": 1, f"The {thing} was warm": 0, "Yes, at noon": 0, "Seven": 0},
+        }
+        for thing in THINGS
+    ]
+)
+
+BEGUN = sl.ContrastPairs.from_lists(
+    *(
+        [[{"role": "user", "content": f"Name a {one}"}, {"role": "assistant", "content": begun}] for one in THINGS[:4]]
+        for begun in ("I was stale", "Sure, seven")
+    )
+)
+"""Chats with a begun refusal and a begun answer."""

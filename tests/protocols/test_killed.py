@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 import steerlab as sl
-from steerlab.protocols import ProtocolResult, caa, refusal, steerability
-from tests.protocols.data import ITEMS, THINGS
+from steerlab.protocols import ProtocolResult, caa, cast, iti, refusal, steerability
+from tests.protocols.data import BEGUN, ITEMS, THINGS, TRUTH
 
 HARMFUL, HARMLESS = ([f"{word} the {thing}" for thing in THINGS[:4]] for word in ("Hurt", "Feed"))
+MANY = [[f"{word} the {thing}" for thing in THINGS] for word in ("Hurt", "Feed")]
 
 
 class Fatal:
@@ -32,6 +33,8 @@ class Fatal:
 RUNS: dict[str, Callable[[sl.Experiment], ProtocolResult]] = {
     "steerability": lambda exp: steerability(exp, {"runs": ITEMS}, layers=1, multipliers=[-1, 0, 1, 2]),
     "caa": lambda exp: caa(exp, {"runs": ITEMS}, layers=[1, 2], multipliers=[0, 1]),
+    "cast": lambda exp: cast(exp, *MANY, BEGUN, layers=2, condition_layers=1),
+    "iti": lambda exp: iti(exp, TRUTH, heads=[1, 2], alphas=[1.0], layers=[1], folds=2, texts=["the bread was stale"]),
     "refusal": lambda exp: refusal(
         exp, HARMFUL, HARMLESS, positions=1, layers=[0, 1], max_kl=50, least_induced=-50, late=0
     ),

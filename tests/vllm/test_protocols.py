@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.protocols import caa, refusal, steerability
+from steerlab.protocols import caa, cast, iti, refusal, steerability
 from tests.experiment.data import TARGETS, TEXTS
-from tests.protocols.data import ITEMS, THINGS
+from tests.protocols.data import BEGUN, ITEMS, THINGS, TRUTH
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def engine(start, tiny_path):
-    with start(tiny_path, layers="all", sites=["resid_mid", "resid_post"], max_model_len=512) as engine:
+    with start(tiny_path, layers="all", sites=["resid_mid", "resid_post", "attn_out"], max_model_len=512) as engine:
         yield engine
 
 
@@ -70,3 +70,25 @@ def test_refusal(lens, engine):
         measured = both(lens, engine, lambda exp: refusal(exp, harmful, harmless, **options))
     assert_same(*(found.rows for found in measured), ["bypass", "induce", "kl"])
     assert_same(*(found.table for found in measured), ["harmful_ablated", "harmless_added"])
+
+
+def test_iti(lens, engine):
+    options = {"heads": [1, 3], "alphas": [4.0], "folds": 2, "texts": TEXTS, "reader": lens}
+    measured = both(lens, engine, lambda exp: iti(exp, TRUTH, **options))
+    assert_same(*(found.rows for found in measured), ["mc1", "mc2"])
+    assert_same(*(found.table for found in measured), ["mc2_change", "ce", "kl"])
+    assert measured[1].table.kl[1:].min() > 1e-3  # the heads were shifted
+    with pytest.raises(sl.InputError, match="Heads are read"):
+        iti(sl.Experiment("run", engine, root=None), TRUTH, heads=[1], alphas=[4.0], folds=2)
+
+
+def test_cast(lens, engine):
+    target, other = ([f"{word} the {thing}" for thing in THINGS] for word in ("Hurt", "Feed"))
+    options = {"layers": [1, 2], "condition_layers": [0, 1], "strength": 2.0}
+    measured = both(lens, engine, lambda exp: cast(exp, target, other, BEGUN, **options))
+    assert_same(*(found.rows for found in measured), ["reading", "steered", "log_odds"])
+    by_arm = measured[1].rows.pivot(index="prompt", columns="arm", values="log_odds")
+    steered = measured[1].rows[measured[1].rows.arm == "conditional"].set_index("prompt").steered
+    assert steered.nunique() == 2
+    assert by_arm.conditional[steered].to_numpy() == pytest.approx(by_arm.always[steered].to_numpy(), abs=1e-4)
+    assert by_arm.conditional[~steered].to_numpy() == pytest.approx(by_arm.unsteered[~steered].to_numpy(), abs=1e-4)
