@@ -95,8 +95,8 @@ def _size_reason(figures: Figures, settings: EffectSettings, small: bool) -> str
         return "Without an interval nothing can be shown to be small."
     where = "lies inside" if small else "reaches outside"
     return (
-        f"The {2 * settings.level - 1:.0%} interval [{in_figures(low)}, {in_figures(high)}] {where} ±{in_figures(figures.margin)}, "
-        f"{margin_words(settings)}."
+        f"The {2 * settings.level - 1:.0%} interval [{in_figures(low)}, {in_figures(high)}] {where} "
+        f"±{in_figures(figures.margin)}, {margin_words(settings)}."
     )
 
 
@@ -120,8 +120,8 @@ def sight(detectable: float) -> str:
     if math.isinf(detectable):
         return "With so few control draws or groups, no slope of any size is found in 80 % of such runs."
     return (
-        f"A design like this one finds a slope of {in_figures(detectable)} in 80 % of runs, given how the items differ and how "
-        "far control slopes reach."
+        f"A design like this one finds a slope of {in_figures(detectable)} in 80 % of runs, given how the items differ and "
+        "how far control slopes reach."
     )
 
 
@@ -129,11 +129,12 @@ def need(figures: Figures, smallest: float) -> str:
     """How many groups and items the smallest slope that matters needs, in a sentence."""
     if math.isinf(figures.needed_groups):
         return (
-            f"No number of items finds a slope of {in_figures(smallest)} in 80 % of runs: control directions alone reach that "
-            "far. Use another strength, metric or kind of item."
+            f"No number of items finds a slope of {in_figures(smallest)} in 80 % of runs: control directions alone reach "
+            "that far. Use another strength, metric or kind of item."
         )
     groups, items = int(figures.needed_groups), needed_items(figures)
-    return f"To find a slope of {in_figures(smallest)} in 80 % of runs takes {groups} groups like these ({items:.0f} items)."
+    needed = f"{groups} groups like these ({items:.0f} items)"
+    return f"To find a slope of {in_figures(smallest)} in 80 % of runs takes {needed}."
 
 
 def needed_items(figures: Figures) -> float:
