@@ -120,8 +120,8 @@ def sight(detectable: float) -> str:
     if math.isinf(detectable):
         return "With so few control draws or groups, no slope of any size is found in 80 % of such runs."
     return (
-        f"A design like this one finds a slope of {in_figures(detectable)} in 80 % of runs, given how the items differ and "
-        "how far control slopes reach."
+        f"A design like this one finds a slope of {in_figures(detectable)} in 80 % of runs, given how the items "
+        "differ and how far control slopes reach."
     )
 
 
@@ -129,8 +129,8 @@ def need(figures: Figures, smallest: float) -> str:
     """How many groups and items the smallest slope that matters needs, in a sentence."""
     if math.isinf(figures.needed_groups):
         return (
-            f"No number of items finds a slope of {in_figures(smallest)} in 80 % of runs: control directions alone reach "
-            "that far. Use another strength, metric or kind of item."
+            f"No number of items finds a slope of {in_figures(smallest)} in 80 % of runs: control directions "
+            "alone reach that far. Use another strength, metric or kind of item."
         )
     groups, items = int(figures.needed_groups), needed_items(figures)
     needed = f"{groups} groups like these ({items:.0f} items)"
