@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from steerlab.core._warning import SteerlabWarning
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -61,7 +63,7 @@ def own_warnings_only() -> Iterator[None]:
     with warnings.catch_warnings():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
-            warnings.filterwarnings("default", category=UserWarning, module=r"steerlab\b")
+            warnings.simplefilter("default", SteerlabWarning)
             warnings.showwarning = _show_warning
         yield
 

@@ -3,7 +3,16 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, Strict, WrapValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    Strict,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 import steerlab as sl
 from steerlab._cli.options import DEFAULT_MODEL, Position
@@ -402,6 +411,13 @@ class ExperimentSpec(Section):
     generations: GenerationsSpec | None = None
     baselines: BaselinesSpec | None = None
     report: bool | FilePath = True
+
+    @field_validator("question")
+    @classmethod
+    def _check_question(cls, question: str | None) -> str | None:
+        if question is not None and not question.strip():
+            raise ValueError(f"says in words what is asked, got {question!r}")
+        return question
 
     @model_validator(mode="after")
     def _check_vectors(self) -> Self:

@@ -165,7 +165,8 @@ def _sentence(problem: Any, root: type[BaseModel]) -> str:
         known = ", ".join(_section(loc, root).model_fields)
         return f"{key}: must hold keys ({known}), got {value!r:.60}."
     if kind == "value_error":
-        return f"{key}: {problem['ctx']['error']}." if key else f"{problem['ctx']['error']}."
+        told = str(problem["ctx"]["error"]).rstrip(".")
+        return f"{key}: {told}." if key else f"{told}."
     return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {value!r:.60}."
 
 

@@ -105,6 +105,8 @@ def test_numbers_as_yaml_reads_them(write):
         ({"plan.where": "nowhere"}, "plan.where: input should be"),
         ({"plan.where": {"kind": "inside"}}, "plan.where: Not a description of positions: {'kind': 'inside'}"),
         ({"plan.where": {"kind": "after", "event": 5, "n": -1}}, "plan.where: "),
+        ({"plan.where": {"kind": "after", "events": 5}}, "the keys of after are kind, event, n, inclusive."),
+        ({"question": "  "}, "question: says in words what is asked, got '  '."),
         ({"plan": {"operator": "ablate", "dose": 1}}, "plan: ablate takes no 'dose'."),
         ({"generations.prompts": 3}, "generations.prompts: "),
         ({"name": None, "doses": None}, "(1 more problem in this file.)"),
@@ -159,8 +161,8 @@ def test_warnings_are_one_line(steerlab, write):
     [
         ("name: [a", "line 1, column "),
         ("name: a\nname: b\n", "line 2, column 1: the key 'name' stands twice."),
-        ("- a\n- b\n", "must hold keys such as name, pairs"),
-        ("", "must hold keys such as name, pairs"),
+        ("- a\n- b\n", "must hold keys such as name, question"),
+        ("", "must hold keys such as name, question"),
     ],
 )
 def test_what_is_not_an_experiment_file(write, text, wanted):

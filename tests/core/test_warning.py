@@ -14,7 +14,7 @@ def shown_at(call) -> tuple[str, int]:
         warnings.simplefilter("always")
         call()
     (one,) = caught
-    assert one.category is UserWarning
+    assert issubclass(one.category, UserWarning)
     return one.filename, one.lineno
 
 

@@ -256,3 +256,13 @@ def test_an_earlier_rule_keeps_its_verdict_and_is_named() -> None:
     present = make_effect([10.0, -9.0, 8.0, -7.0], nulls={"random": [0.1] * 20})
     assert not any("rule 1" in reason for reason in present.reasons)
     assert present.ci[1] > effect.ci[1], "a percentile interval of four groups is too narrow"
+
+
+def test_small_slopes_are_told_with_digits() -> None:
+    """A choice's probability changes by little per unit of dose; ±0.00 would say nothing."""
+    effect = make_effect([0.001 * item for item in ITEMS], nulls={"random": [0.001 * slope for slope in WIDE]})
+    margin = f"{effect.margin:.2g}"
+    assert 0 < float(margin) < 0.1
+    assert any(f"±{margin}, " in reason for reason in effect.reasons)
+    assert f"{effect.ci[0]:+.2g}" in str(effect)
+    assert "0.00]" not in " ".join([str(effect), *effect.reasons])

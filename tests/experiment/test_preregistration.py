@@ -100,3 +100,26 @@ def test_what_cannot_be_planned_is_refused(tiny_llama_engine: sl.LensEngine, vec
     with pytest.raises(DataError, match="pass pairs="):
         exp.preregister("Does it?", plan, TARGETS, DOSES, controls=sl.Controls(shuffled=20))
     assert exp.preregister("?", plan, TARGETS, DOSES, controls=sl.Controls(shuffled=20), pairs=PAIRS).pairs_hash
+
+
+@few_draws
+def test_departures_are_told_however_small_and_only_where_there_are_some(
+    tiny_llama_engine: sl.LensEngine, vector: sl.SteeringVector, tmp_path: Path
+) -> None:
+    plan, two = sl.Plan(sl.add(vector, dose=1.0)), sl.Controls(random=2)
+    exp = sl.Experiment("close", tiny_llama_engine, root=tmp_path)
+    options = {"controls": two, "neutral": TEXTS}
+    planned = exp.preregister("Does it move?", plan, TARGETS, [-0.2, 0.0, 0.2000001], smallest=3.0000001, **options)
+    done = exp.effect(plan, TARGETS, DOSES, smallest=3.0, **options)
+    told = planned.departures(done)
+    assert [line.split(":")[0] for line in told] == [
+        "Not as planned, doses",
+        "Not as planned, smallest slope that matters",
+    ]
+    assert "0.2000001; done -0.2, 0, 0.2" in told[0]
+
+    huge = [0.0, 5e4, 1e5]  # none within the cost, so that no control ran
+    planned = exp.preregister("Does it break?", plan, TARGETS, huge, max_ppl_ratio=1.0, **options)
+    broken = exp.effect(plan, TARGETS, huge, max_ppl_ratio=1.0, **options)
+    assert broken.verdict == "collapsed"
+    assert planned.departures(broken) == []

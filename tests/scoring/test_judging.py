@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -194,6 +195,11 @@ def test_bad_calls_are_refused(toy):
         judge.agreement(TEXTS, labels=["1"])
     with pytest.raises(InputError, match=r"one of \['0', '1', '2'\]"):
         judge.agreement(TEXTS, labels=["1", "7", "0"])
+    with pytest.raises(InputError, match=r"one of \['0', '1', '2'\]"):
+        judge.agreement(TEXTS, labels=["1", np.array([1, 2]), "0"])
+    two_alike = sl.judge(toy, RUBRIC, scale={"no": 0, "never": 0, "yes": 1})
+    with pytest.raises(InputError, match=r"\['no', 'never'\] all count 0"):
+        two_alike.agreement(TEXTS, labels=[0, 1, "no"])
     with pytest.raises(InputError, match="one of harmonic_mean, mean"):
         sl.judge(toy, RUBRIC, aggregate="median")
     with pytest.raises(InputError, match="is an engine"):
@@ -213,3 +219,10 @@ def test_a_label_that_joins_the_rubric_is_refused(tiny_gpt2_engine):
     word, cut = joined
     with pytest.raises(InputError, match="joins the end of the rubric"):
         sl.judge(tiny_gpt2_engine, "{text} " + word[:cut], {word[cut:]: 1, "9": 0}, lead="").rate(["x"])
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan, np.float32("nan"), pd.NA, pd.NaT])
+def test_a_label_that_nobody_gave_is_missing_however_it_is_written(toy, nothing):
+    found = sl.judge(toy, RUBRIC).agreement(TEXTS, labels=["1", nothing, 2], max_new_tokens=1)
+    people = found.table.set_index("compared").loc["ratings, people"]
+    assert (people.texts, people.missing) == (2, 1)

@@ -195,3 +195,27 @@ def test_a_described_mask_holds_no_negative_positions():
 def test_integers_of_numpy_are_integers(unchecked_types):
     assert where.index(np.int64(3)) == where.index(3)
     assert where.ids(np.int32(3)) == where.ids(3)
+
+
+def test_a_written_combination_may_hold_more_than_two():
+    parts = [where.last_prompt(), where.index(2), where.generated(after=1)]
+    data = [part.to_json() for part in parts]
+    assert from_json({"kind": "either", "of": data}) == parts[0] | parts[1] | parts[2]
+    assert from_json({"kind": "both", "of": data}) == parts[0] & parts[1] & parts[2]
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        ({"start": 1, "end": 2}, "with 'kind', one of all, "),
+        ({"kind": "betwen", "start": 1, "end": 2}, "one of all, .*between, after, either, both, not"),
+        ({"kind": "between", "start": 1}, "keys of between are kind, start, end, inclusive"),
+        ({"kind": "index", "indices": [0], "more": 1}, "keys of index are kind, indices"),
+        ({"kind": "prompt", "of": 3}, "prompt has no other key"),
+        ({"kind": "either", "of": [{"kind": "all"}]}, "two or more descriptions"),
+        ({"kind": "not", "of": "prompt"}, "a list of one description"),
+    ],
+)
+def test_a_refused_description_says_what_is_due(data, wanted):
+    with pytest.raises(PlanError, match=wanted):
+        from_json(data)

@@ -108,8 +108,8 @@ class Preregistration(Shown):
             "control draws": _draws(self.controls),
             "pairs of the label flips": str(self.pairs_hash),
             "neutral texts": self.neutral_hash,
-            "bound on the cost": f"{self.max_ppl_ratio:g}",
-            "level": f"{self.level:g}",
+            "bound on the cost": _exact(self.max_ppl_ratio),
+            "level": _exact(self.level),
             "rule of the verdict": str(self.rule),
             "adjustment": self.adjustment,
             "seed": str(self.seed),
@@ -119,24 +119,32 @@ class Preregistration(Shown):
     def beside(self, effect: Effect) -> Rows:
         """What was planned beside what an effect did, a row per entry."""
         settings, data, planned = effect.settings, effect.provenance, self.planned()
-        flips = data.get("pairs_hash") if self.controls.get("shuffled") or _counts(effect).get("shuffled") else None
+        draws = self._draws_beside(effect)
+        flips = data.get("pairs_hash") if self.controls.get("shuffled") or draws.get("shuffled") else None
         done = {
             "plan": planned["plan"] if self.plan is None else f"{effect.plan_text} ({effect.plan_hash})",
             "items": f"{len(effect.item_slopes)} ({data.get('targets_hash')})",
             "doses": _doses(effect.doses),
             "metric": settings.metric_identity,
             "smallest slope that matters": _smallest(settings.smallest),
-            "control draws": _draws(_counts(effect)),
+            "control draws": _draws(draws),
             "pairs of the label flips": str(flips),
             "neutral texts": str(data.get("neutral_hash")),
-            "bound on the cost": f"{settings.max_ppl_ratio:g}",
-            "level": f"{settings.level:g}",
+            "bound on the cost": _exact(settings.max_ppl_ratio),
+            "level": _exact(settings.level),
             "rule of the verdict": str(settings.rule),
             "adjustment": settings.adjustment,
             "seed": str(settings.seed),
             "model": str(data.get("weights_hash")),
         }
         return [(name, value, done[name]) for name, value in planned.items()]
+
+    def _draws_beside(self, effect: Effect) -> Mapping[str, Any]:
+        """Control draws that an effect ran, by family; those planned, where no two doses were within the cost."""
+        if len(effect.fitted_doses) < 2:
+            return self.controls
+        found: Any = effect.null_slopes.groupby("family").size()
+        return {str(family): int(n) for family, n in found.items()}
 
     def departures(self, effect: Effect) -> list[str]:
         """Every entry in which an effect is not what was planned, a sentence each; empty if it is."""
@@ -172,22 +180,22 @@ class Preregistration(Shown):
         return [Remarks(self.notes), Facts(list(self.planned().items()))]
 
 
+def _exact(number: float) -> str:
+    """The number with as many digits as tell it from any other."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(float(number))
+
+
 def _doses(doses: Sequence[float]) -> str:
-    return ", ".join(f"{dose:g}" for dose in sorted(doses))
+    return ", ".join(map(_exact, sorted(doses)))
 
 
 def _smallest(smallest: float | None) -> str:
-    return "what random directions do" if smallest is None else f"{smallest:g}"
+    return "what random directions do" if smallest is None else _exact(smallest)
 
 
 def _draws(controls: Mapping[str, Any]) -> str:
     return ", ".join(f"{int(n)} {family}" for family, n in sorted(controls.items()) if int(n)) or "none"
-
-
-def _counts(effect: Effect) -> dict[str, int]:
-    """Control draws that an effect ran, by family; those planned, where no dose was within the cost to run them at."""
-    found: Any = effect.null_slopes.groupby("family").size()
-    return {str(family): int(n) for family, n in found.items()}
 
 
 def _departure(what: str, planned: str, done: str) -> str:

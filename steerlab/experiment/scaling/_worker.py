@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from steerlab.core._warning import SteerlabWarning
 from steerlab.core.errors import EngineError
 from steerlab.experiment._store.cells import Cell, pack
 from steerlab.experiment.experiment import Experiment
@@ -139,6 +140,5 @@ def _start(recipe: EngineRecipe, check: SweepCheck) -> Experiment:
 
 def _own(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """Warnings of steerlab itself, each once."""
-    inside = f"{os.sep}steerlab{os.sep}"
-    own = [str(w.message) for w in caught if w.category is UserWarning and inside in w.filename]
+    own = [str(w.message) for w in caught if issubclass(w.category, SteerlabWarning)]
     return tuple(dict.fromkeys(own))

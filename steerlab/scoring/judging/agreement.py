@@ -111,13 +111,16 @@ def human_labels(labels: Any, card: JudgeCard, n_texts: int) -> dict[str, list[s
 
 
 def _label(value: Any, card: JudgeCard) -> str | None:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
         return None
-    if value in card.labels:
+    if isinstance(value, str) and value in card.labels:
         return str(value)
     number = as_number(value)
-    if number in card.values:
-        return card.labels[card.values.index(number)]  # pyright: ignore[reportArgumentType]  a value of the scale
+    named = [label for label, counts in zip(card.labels, card.values, strict=True) if counts == number]
+    if len(named) > 1:
+        raise InputError(f"The labels {named} all count {shown(value)}, so it names none of them; give the label.")
+    if named:
+        return named[0]
     raise InputError(f"A label is one of {list(card.labels)}, or None where there is none; got {shown(value)}.")
 
 

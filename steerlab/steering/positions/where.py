@@ -10,6 +10,8 @@ Examples:
     'last_prompt() | generated()'
 """
 
+from functools import reduce
+from inspect import signature
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -187,7 +189,7 @@ def from_json(data: dict[str, Any]) -> Where:
     try:
         return _build(data)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PlanError(f"Not a description of positions: {data!r:.120}.") from error
+        raise PlanError(f"Not a description of positions: {data!r:.120}; {_due(data)}.") from error
 
 
 def _spread(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -200,8 +202,27 @@ def _build(data: dict[str, Any]) -> Where:
     values = {**data}
     kind = values.pop("kind")
     if kind in _COMBINED:
-        return _COMBINED[kind](*map(from_json, values["of"]))
+        return _combination(kind, **values)
     return _SIMPLE[kind](**{name: _tupled(value) for name, value in values.items()})
+
+
+def _combination(kind: str, of: Any) -> Where:
+    """Of two sets or more; of one with `not`."""
+    if not isinstance(of, list) or len(of) < (1 if kind == "not" else 2):
+        raise TypeError(f"of {of!r:.60}")
+    parts = [from_json(part) for part in of]
+    return Not(*parts) if kind == "not" else reduce(_COMBINED[kind], parts)
+
+
+def _due(data: Any) -> str:
+    """What a description holds, for one that is none."""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if isinstance(kind, str) and kind in _COMBINED:
+        return f"{kind} has 'of', a list of {'one description' if kind == 'not' else 'two or more descriptions'}"
+    if isinstance(kind, str) and kind in _SIMPLE:
+        keys = list(signature(_SIMPLE[kind]).parameters)
+        return f"the keys of {kind} are {', '.join(['kind', *keys])}" if keys else f"{kind} has no other key"
+    return f"it is a mapping with 'kind', one of {', '.join([*_SIMPLE, *_COMBINED])}"
 
 
 def _tupled(value: Any) -> Any:

@@ -14,6 +14,16 @@ FEW_GROUPS = 10
 """Below that many, an interval over groups is wide, and wrong more often than stated where items are skewed."""
 
 
+def in_figures(value: float, sign: str = "") -> str:
+    """A slope with two places, or with two digits where two places would show fewer.
+
+    Examples:
+        >>> in_figures(1.234), in_figures(-0.00123, "+"), in_figures(0.0)
+        ('1.23', '-0.0012', '0.00')
+    """
+    return format(value, f"{sign}.2{'g' if 0 < abs(value) < 0.1 else 'f'}")
+
+
 def judge(figures: Figures, settings: EffectSettings) -> tuple[str, list[str]]:
     """The verdict by the rule of the settings, with its reasons."""
     fitted, ranks = figures.fitted_doses, figures.null_ranks
@@ -63,7 +73,7 @@ def _interval_reason(figures: Figures, settings: EffectSettings, excludes: bool)
     if math.isnan(low):
         return "All items share one group, so no interval exists; use items of several groups."
     side = "excludes" if excludes else "includes"
-    return f"The {settings.level:.0%} interval [{low:.2f}, {high:.2f}] {side} 0."
+    return f"The {settings.level:.0%} interval [{in_figures(low)}, {in_figures(high)}] {side} 0."
 
 
 def _rank_reason(family: str, rank: float, draws: int) -> str:
@@ -85,8 +95,8 @@ def _size_reason(figures: Figures, settings: EffectSettings, small: bool) -> str
         return "Without an interval nothing can be shown to be small."
     where = "lies inside" if small else "reaches outside"
     return (
-        f"The {2 * settings.level - 1:.0%} interval [{low:.2f}, {high:.2f}] {where} ±{figures.margin:.2f}, "
-        f"{margin_words(settings)}."
+        f"The {2 * settings.level - 1:.0%} interval [{in_figures(low)}, {in_figures(high)}] {where} "
+        f"±{in_figures(figures.margin)}, {margin_words(settings)}."
     )
 
 
@@ -110,8 +120,8 @@ def sight(detectable: float) -> str:
     if math.isinf(detectable):
         return "With so few control draws or groups, no slope of any size is found in 80 % of such runs."
     return (
-        f"A design like this one finds a slope of {detectable:.2f} in 80 % of runs, given how the items differ and how "
-        "far control slopes reach."
+        f"A design like this one finds a slope of {in_figures(detectable)} in 80 % of runs, given how the items "
+        "differ and how far control slopes reach."
     )
 
 
@@ -119,11 +129,12 @@ def need(figures: Figures, smallest: float) -> str:
     """How many groups and items the smallest slope that matters needs, in a sentence."""
     if math.isinf(figures.needed_groups):
         return (
-            f"No number of items finds a slope of {smallest:.2f} in 80 % of runs: control directions alone reach that "
-            "far. Use another strength, metric or kind of item."
+            f"No number of items finds a slope of {in_figures(smallest)} in 80 % of runs: control directions "
+            "alone reach that far. Use another strength, metric or kind of item."
         )
     groups, items = int(figures.needed_groups), needed_items(figures)
-    return f"To find a slope of {smallest:.2f} in 80 % of runs takes {groups} groups like these ({items:.0f} items)."
+    needed = f"{groups} groups like these ({items:.0f} items)"
+    return f"To find a slope of {in_figures(smallest)} in 80 % of runs takes {needed}."
 
 
 def needed_items(figures: Figures) -> float:

@@ -12,6 +12,7 @@ from steerlab.display import Piece, Shown
 from steerlab.experiment.measurements.effect import _verdicts as verdicts
 from steerlab.experiment.measurements.effect._figures import Figures, figures_of
 from steerlab.experiment.measurements.effect._settings import RULE, Comparisons, EffectSettings
+from steerlab.experiment.measurements.effect._verdicts import in_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -271,8 +272,9 @@ class Effect(Shown):
     def __str__(self) -> str:
         low, high = self.ci
         return (
-            f"{self.verdict}: {self.slope:+.2f} per unit {self.settings.axis} [{low:+.2f}, {high:+.2f}], "
-            f"{'' if math.isnan(self.margin) else f'margin ±{self.margin:.2f}, '}"
+            f"{self.verdict}: {in_figures(self.slope, '+')} per unit {self.settings.axis} "
+            f"[{in_figures(low, '+')}, {in_figures(high, '+')}], "
+            f"{'' if math.isnan(self.margin) else f'margin ±{in_figures(self.margin)}, '}"
             f"{self.anti_steerable:.0%} anti-steerable, "
             f"{f'null rank {self.null_rank:.3f}' if self.null_ranks else 'no null rank'}"
             f"{f'; vector {self.vector}' if self.vector else ''}"
