@@ -27,7 +27,7 @@ def progress(total: int | None, what: str, unit: str = "it", *, unit_scale: bool
 
     Args:
         total: steps; None if unknown.
-        what: names the work.
+        what: names the work; without a name nothing is shown.
         unit: what is counted.
         unit_scale: whether counts are written with k, M, G.
 
@@ -36,7 +36,7 @@ def progress(total: int | None, what: str, unit: str = "it", *, unit_scale: bool
     """
     thread = threading.get_ident()
     kind = _NotebookBar if _in_notebook() else tqdm
-    hidden = True if _open[thread] else None
+    hidden = True if _open[thread] or not what else None
     _open[thread] += 1
     try:
         with kind(

@@ -17,7 +17,7 @@ from steerlab.experiment._store.cell_engine import CellEngine
 from steerlab.experiment._store.results import Results
 from steerlab.experiment.measurements._registry import KINDS
 from steerlab.experiment.measurements.effect import _comparisons as comparisons
-from steerlab.experiment.measurements.effect import result
+from steerlab.experiment.measurements.effect import _figures
 from steerlab.experiment.measurements.effect._comparisons import with_comparisons
 from tests.experiment.data import TARGETS
 from tests.experiment.test_effect import make_effect
@@ -76,13 +76,13 @@ def test_comparing_effects_adjusts_each_family_once(monkeypatch: pytest.MonkeyPa
 
 def test_control_slopes_look_at_each_row_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    real = result.item_table
+    real = _figures.item_table
 
     def counting(rows: pd.DataFrame, *arguments: Any) -> Any:
         seen.append(len(rows))
         return real(rows, *arguments)
 
-    monkeypatch.setattr(result, "item_table", counting)
+    monkeypatch.setattr(_figures, "item_table", counting)
     sizes = {}
     for draws in (20, 80):
         seen.clear()
@@ -130,8 +130,8 @@ def test_the_state_of_a_run_is_read_again_only_if_another_wrote_it(
     exp = sl.Experiment("run", tiny_llama_engine, root=tmp_path)
     exp.transfer(sl.Plan(sl.add(v, dose=1.0)), TARGETS, [0, 0.1])
     reads: list[Path] = []
-    real = sl.experiment.store.session.read_run
-    monkeypatch.setattr(sl.experiment.store.session, "read_run", lambda path: (reads.append(path), real(path))[1])
+    real = sl.experiment._store.session.read_run
+    monkeypatch.setattr(sl.experiment._store.session, "read_run", lambda path: (reads.append(path), real(path))[1])
     for dose in (0.2, 0.3, 0.4):
         exp.transfer(sl.Plan(sl.add(v, dose=1.0)), TARGETS, [0, dose])
     assert not reads

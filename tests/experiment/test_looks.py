@@ -135,7 +135,7 @@ def test_a_confirmation_that_broke_off_is_not_counted_against_itself(
     exp = opened(tiny_llama_engine, tmp_path)
     best = exp.select(vector(), [0.1], DEV)
     with monkeypatch.context() as broken:
-        broken.setattr("steerlab.experiment.measurements.confirmation.cluster_bootstrap_mean", lambda *_, **__: 1 / 0)
+        broken.setattr("steerlab.experiment.measurements.confirmation.cluster_t_mean", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             exp.confirm(best, HELD_OUT)
     assert [look.kind for look in exp.looks] == ["select", "confirm"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import steerlab as sl
-from steerlab.engines.vllm import RepControl, SequenceProb
+from steerlab.engines.vllm import RepControl
 from tests.engines.contract import EngineContract
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -397,12 +397,6 @@ def test_vectors_as_repe_keeps_them_and_vllms_name_of_the_length(engine, vector,
     assert [c.token_ids for c in same] == [c.token_ids for c in ours]
     with pytest.raises(sl.InputError, match="two names of one number"):
         RepControl(engine)(PROMPTS[:2], max_tokens=8, max_new_tokens=8)
-
-
-def test_a_vllm_llm_is_refused_by_name(engine):
-    for made in (RepControl, SequenceProb):
-        with pytest.raises(sl.InputError, match=f"{made.__name__} takes a sl.VLLMEngine, got LLM"):
-            made(engine.llm)
 
 
 def test_hooks_are_refused_by_name(engine, plans):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.engines.vllm import engine as engine_module
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -22,16 +21,16 @@ def engine(start, tiny_path):
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def seen(engine, monkeypatch):
     """The outcomes of every call, in order."""
     found = []
-    original = engine_module.run_requests
+    original = engine._run
 
     def recording(*args, **kwargs):
         found.append(original(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(engine_module, "run_requests", recording)
+    monkeypatch.setattr(engine, "_run", recording)
     return found
 
 

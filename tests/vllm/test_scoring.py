@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 import steerlab as sl
 from steerlab.core.errors import InputError, PolicyError, ReceiptError, TargetError
 from steerlab.engines.vllm import SequenceProb
-from steerlab.engines.vllm import engine as engine_module
 from steerlab.measures import apply_repetition_penalty, log_q
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, TokenLogProb
 
@@ -64,16 +63,16 @@ def plans(vector):
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def seen(engine, monkeypatch):
     """The outcomes of every call, in order."""
     found = []
-    original = engine_module.run_requests
+    original = engine._run
 
     def recording(*args, **kwargs):
         found.append(original(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(engine_module, "run_requests", recording)
+    monkeypatch.setattr(engine, "_run", recording)
     return found
 
 

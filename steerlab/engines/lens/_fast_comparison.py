@@ -70,9 +70,14 @@ def _step(value: Tensor, place: int) -> Tensor:
 
 
 def _same(found: Tensor | None, wanted: Tensor | None, at_least: float = 0.0) -> bool:
-    """Whether two tensors are equal, up to rounding; NaN equals nothing."""
+    """Whether two tensors are equal, up to rounding; what is not finite in one must not be in the other."""
     if found is None or wanted is None or found.shape != wanted.shape:
         return False
-    bound = max(at_least, _TOLERANCE.get(wanted.dtype, _COARSE))
-    far = (found.double() - wanted.to(found.device).double()).abs().max()
-    return bool(far <= bound * wanted.double().abs().max())
+    tolerance = _TOLERANCE.get(wanted.dtype, _COARSE)
+    found, wanted = found.double(), wanted.to(found.device).double()
+    is_finite = wanted.isfinite()
+    if not torch.equal(found.isfinite(), is_finite):
+        return False
+    found, wanted = found.where(is_finite, 0.0), wanted.where(is_finite, 0.0)
+    bound = max(at_least, tolerance)
+    return bool((found - wanted).abs().max() <= bound * wanted.abs().max())

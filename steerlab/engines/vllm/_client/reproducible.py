@@ -60,5 +60,5 @@ def _scores(connection: Connection, length: int, d_vocab: int) -> np.ndarray:
         0, 0, tokens[:1], ONE_TOKEN, AssignedPlan(Plan(), None), further_ids=tokens[1:-1],
         score=ScoreSpec(0, tokens[1:], (TokenLogProb(),)),
     )  # fmt: skip
-    (outcome,) = run_requests(connection, [request], "start")
+    (outcome,) = run_requests(connection, [request], "")
     return outcome.measured[0]
