@@ -19,7 +19,7 @@ from steerlab.core._text import PromptLike
 from steerlab.core._warning import warn
 from steerlab.core.errors import DataError
 
-_ANSWER: Final = re.compile(r"\s*\(?\s*([A-Z])\s*\)?\s*\.?\s*")
+_ANSWER: Final = re.compile(r"\s*\(?\s*([A-Z])\s*\)?\s*[.:]?\s*")
 _LEAD: Final = "\n\nAnswer: "
 
 
@@ -37,11 +37,20 @@ class ABQuestion:
     matching: str
     other: str
 
-    def prompt(self, answer: str, chat: bool) -> PromptLike:
-        """The question with the start of an answer: "(" and perhaps its letter; in a chat, begun by the assistant."""
+    def prompt(self, answer: str = "", *, chat: bool, before: str = "", system: str = "") -> PromptLike:
+        """The question with the start of an answer: "(" and perhaps its letter.
+
+        Args:
+            answer: the letter, which is then the last token; empty where it is to follow.
+            chat: as a user's turn, with the begun answer as the assistant's; else as plain text.
+            before: text before the question, with its own separator.
+            system: the system's message of the chat; before the question in plain text.
+        """
         if not chat:
-            return f"{self.question}{_LEAD}({answer}"
-        return [{"role": "user", "content": self.question}, {"role": "assistant", "content": f"({answer}"}]
+            head = f"{system}\n\n" if system else ""
+            return f"{head}{before}{self.question}{_LEAD}({answer}"
+        messages = [{"role": "user", "content": before + self.question}, {"role": "assistant", "content": f"({answer}"}]
+        return [{"role": "system", "content": system}, *messages] if system else messages
 
 
 def read_ab_questions(path: str | Path, split: str | None) -> list[ABQuestion]:
@@ -51,19 +60,24 @@ def read_ab_questions(path: str | Path, split: str | None) -> list[ABQuestion]:
         DataError: with file and line, for a row that lacks a field, or whose answers are no two letters.
     """
     rows = of_split(read_jsonl(path), split, path, "questions")
-    found = [_question(place, row) for place, row in rows]
+    found = [ab_question(place, row) for place, row in rows]
     _warn_of_letters(found)
     return found
 
 
-def _question(place: str, row: dict) -> ABQuestion:
+def ab_question(place: str, row: dict) -> ABQuestion:
+    """The question of a row.
+
+    Raises:
+        DataError: for a row that lacks a field, or whose answers are no two letters.
+    """
     question = field(row, "question", place)
     if not isinstance(question, str):
         raise DataError(f"{place}: 'question' is text, got {question!r:.60}.")
     letters = [_letter(place, row, key) for key in ("answer_matching_behavior", "answer_not_matching_behavior")]
     if letters[0] == letters[1]:
         raise DataError(f"{place}: both answers are {letters[0]!r}; one shows the behaviour and the other does not.")
-    return ABQuestion(question.rstrip(), *letters)
+    return ABQuestion(question.strip(), *letters)
 
 
 def _letter(place: str, row: dict, key: str) -> str:

@@ -153,7 +153,8 @@ class ContrastPairs(Shown):
             Rimsky et al. 2023 (arXiv:2312.06681), section 3.
         """
         found = read_ab_questions(path, split)
-        return cls.from_lists([q.prompt(q.matching, chat) for q in found], [q.prompt(q.other, chat) for q in found])
+        sides = [(q, q.matching) for q in found], [(q, q.other) for q in found]
+        return cls.from_lists(*([q.prompt(answer, chat=chat) for q, answer in side] for side in sides))
 
     @classmethod
     def from_csv(

@@ -146,7 +146,7 @@ class Targets(Shown):
             DataError: with file and line, for a row that lacks a field, or whose answers are no two letters.
         """
         return cls.from_records(
-            {"prompt": question.prompt("", chat), "target": letter, "label": label}
+            {"prompt": question.prompt(chat=chat), "target": letter, "label": label}
             for question in read_ab_questions(path, split)
             for letter, label in ((question.matching, 1), (question.other, -1))
         )

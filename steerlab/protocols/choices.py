@@ -1,6 +1,5 @@
 """Questions with two answers, (A) and (B), one of which shows a behaviour."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,53 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from steerlab.core._ab_questions import ABQuestion, ab_question
 from steerlab.core._hashing import content_hash
-from steerlab.core._records import read_jsonl
-from steerlab.core._text import PromptLike
+from steerlab.core._records import placed_records, read_jsonl
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import DataError
 from steerlab.core.targets import TargetItem, Targets
 from steerlab.display import Piece, Shown, Table, count, shortened
-
-_LETTER = re.compile(r"^\s*\(?([A-Z])\)?[.:]?\s*$")
-LEAD = "("
-"""What stands before the letter of an answer."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One question.
-
-    Attributes:
-        question: with its choices, as it is asked.
-        matching: the letter of the answer that shows the behaviour.
-        other: the letter of the one that does not.
-    """
-
-    question: str
-    matching: str
-    other: str
-
-    def prompt(self, *, chat: bool, before: str = "", system: str = "") -> PromptLike:
-        """The question as a prompt that ends where the letter of the answer follows.
-
-        Args:
-            chat: as a user's turn, with the begun answer as the assistant's; else as plain text.
-            before: text before the question, with its own separator.
-            system: the system's message of the chat; before the question in plain text.
-        """
-        if not chat:
-            head = f"{system}\n\n" if system else ""
-            return f"{head}{before}{self.question}\n\nAnswer: {LEAD}"
-        messages = [{"role": "user", "content": before + self.question}, {"role": "assistant", "content": LEAD}]
-        return [{"role": "system", "content": system}, *messages] if system else messages
-
-    def answered(self, letter: str, *, chat: bool) -> PromptLike:
-        """The prompt with the letter of an answer at its end, where an activation is read."""
-        prompt: Any = self.prompt(chat=chat)
-        if isinstance(prompt, str):
-            return prompt + letter
-        return [*prompt[:-1], {"role": "assistant", "content": LEAD + letter}]
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +33,7 @@ class ChoiceItems(Shown):
         'A'
     """
 
-    items: tuple[Choice, ...]
+    items: tuple[ABQuestion, ...]
 
     def __post_init__(self) -> None:
         if not self.items:
@@ -83,7 +42,7 @@ class ChoiceItems(Shown):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __iter__(self) -> Iterator[Choice]:
+    def __iter__(self) -> Iterator[ABQuestion]:
         return iter(self.items)
 
     def _finding(self) -> str:
@@ -100,7 +59,7 @@ class ChoiceItems(Shown):
         Raises:
             DataError: for a row without these, or whose answers are not two different letters.
         """
-        return cls(tuple(_choice(row, f"Row {k}") for k, row in enumerate(records)))
+        return cls(tuple(ab_question(place, row) for place, row in placed_records(records)))
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> "ChoiceItems":
@@ -109,7 +68,7 @@ class ChoiceItems(Shown):
         Raises:
             DataError: with file and line, for a bad row.
         """
-        return cls(tuple(_choice(row, place) for place, row in read_jsonl(path)))
+        return cls(tuple(ab_question(place, row) for place, row in read_jsonl(path)))
 
     @property
     def hash(self) -> str:
@@ -134,8 +93,8 @@ class ChoiceItems(Shown):
 
     def pairs(self, *, chat: bool) -> ContrastPairs:
         """Contrast pairs that differ in the letter of the answer alone, which is their last token."""
-        positives = tuple(item.answered(item.matching, chat=chat) for item in self)
-        negatives = tuple(item.answered(item.other, chat=chat) for item in self)
+        positives = tuple(item.prompt(item.matching, chat=chat) for item in self)
+        negatives = tuple(item.prompt(item.other, chat=chat) for item in self)
         return ContrastPairs(positives, negatives, tuple(item.question for item in self))
 
     def targets(self, *, chat: bool, before: str = "", system: str = "") -> Targets:
@@ -148,15 +107,3 @@ class ChoiceItems(Shown):
                 for item in self
             )
         )
-
-
-def _choice(row: Any, place: str) -> Choice:
-    names = ("question", "answer_matching_behavior", "answer_not_matching_behavior")
-    if not isinstance(row, Mapping) or any(not isinstance(row.get(name), str) for name in names):
-        raise DataError(f"{place} needs the texts {', '.join(names)}; it has {list(row) if row else row!r:.80}.")
-    found = [_LETTER.match(row[name]) for name in names[1:]]
-    letters = [match[1] for match in found if match is not None]
-    if len(letters) < 2 or letters[0] == letters[1]:
-        answers = [row[name] for name in names[1:]]
-        raise DataError(f"{place} has the answers {answers}; they are two different letters such as ' (A)' and ' (B)'.")
-    return Choice(row["question"].strip(), *letters)

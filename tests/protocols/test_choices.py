@@ -16,7 +16,7 @@ def test_a_question_is_asked_as_text_and_in_a_chat():
         {"role": "user", "content": item.question},
         {"role": "assistant", "content": "("},
     ]
-    assert item.answered("B", chat=True)[-1] == {"role": "assistant", "content": "(B"}
+    assert item.prompt("B", chat=True)[-1] == {"role": "assistant", "content": "(B"}
 
 
 def test_pairs_and_targets_differ_in_the_letter_alone():
@@ -48,9 +48,9 @@ def test_a_split_is_of_questions_and_repeats():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"answer_matching_behavior": " Yes"}, "two different letters"),
-        ({"answer_matching_behavior": " (B)"}, "two different letters"),
-        ({"question": 3}, "needs the texts"),
+        ({"answer_matching_behavior": " Yes"}, "is a letter such as"),
+        ({"answer_matching_behavior": " (B)"}, "both answers are 'B'"),
+        ({"question": 3}, "'question' is text, got 3"),
     ],
 )
 def test_bad_rows_are_refused(change, message):
