@@ -153,8 +153,9 @@ class ContrastPairs(Shown):
             Rimsky et al. 2023 (arXiv:2312.06681), section 3.
         """
         found = read_ab_questions(path, split)
-        sides = [(q, q.matching) for q in found], [(q, q.other) for q in found]
-        return cls.from_lists(*([q.prompt(answer, chat=chat) for q, answer in side] for side in sides))
+        positives = [question.prompt(question.matching, chat=chat) for question in found]
+        negatives = [question.prompt(question.other, chat=chat) for question in found]
+        return cls.from_lists(positives, negatives)
 
     @classmethod
     def from_csv(
