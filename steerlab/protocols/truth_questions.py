@@ -9,7 +9,7 @@ import numpy as np
 
 from steerlab.core._hashing import content_hash
 from steerlab.core._numbers import shown
-from steerlab.core._records import read_jsonl
+from steerlab.core._records import placed_records, read_jsonl
 from steerlab.core._text import PromptLike
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import DataError
@@ -109,7 +109,7 @@ class TruthQuestions(Shown):
         Raises:
             DataError: for a row without these, or without a true or a false answer.
         """
-        return cls(tuple(_question(row, f"Row {k}") for k, row in enumerate(records)))
+        return cls(tuple(_question(row, place) for place, row in placed_records(records)))
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> "TruthQuestions":
