@@ -1,4 +1,3 @@
-import copy
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,6 +10,7 @@ import steerlab as sl
 from steerlab._cli.inputs import read_inputs
 from steerlab._cli.yaml_file import read_mapping, read_spec
 from steerlab.core.errors import DataError
+from tests.cli.conftest import write_changed
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sentiment.yaml"
@@ -26,21 +26,12 @@ SMALLEST = {
 
 @pytest.fixture
 def write(data):
-    """Writes the smallest experiment with changes, dotted key → value (None removes it), beside its data."""
+    """Writes the smallest experiment with changes, or a text, beside its data."""
 
     def make(changes=None, text=None):
-        content = copy.deepcopy(SMALLEST)
-        for key, value in (changes or {}).items():
-            *folders, last = key.split(".")
-            place = content
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            if value is None:
-                del place[last]
-            else:
-                place[last] = value
-        path = data / "trial.yaml"
-        path.write_text(yaml.safe_dump(content) if text is None else text)
+        path = write_changed(data / "trial.yaml", SMALLEST, changes)
+        if text is not None:
+            path.write_text(text)
         return path
 
     return make
