@@ -90,14 +90,6 @@ def test_a_mixed_batch_continues_as_the_reference_does(engine, lens, plans):
     assert sum(changed) >= 5  # otherwise the comparison shows little
 
 
-def test_a_row_in_a_batch_equals_the_row_alone(engine, plans):
-    together = engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=12)
-    for index, (prompt, plan) in enumerate(zip(PROMPTS, plans, strict=True)):
-        (alone,) = engine.generate([prompt], plan=plan, policy=GREEDY, max_new_tokens=12)
-        assert alone.token_ids == together[index].token_ids
-        assert alone.token_log_probs == pytest.approx(together[index].token_log_probs, abs=1e-3)
-
-
 def test_a_plan_of_scale_zero_is_the_unsteered_model(engine, plans):
     steered = [None if plan is None else plan.scaled(0.0) for plan in plans]
     engine.llm.reset_prefix_cache()
@@ -113,14 +105,6 @@ def test_the_engine_and_its_receipts_have_faces(engine, plans):
     assert repr(engine).startswith("VLLMEngine(")
     assert repr(made.receipts) == repr(engine.receipts)
     assert "edited tokens" in engine._repr_html_()
-
-
-def test_the_same_objects_serve_a_second_call(engine, plans):
-    policy = sl.SamplingPolicy(temperature=0.8, top_p=0.9)
-    first = engine.generate(PROMPTS, plan=plans, policy=policy, max_new_tokens=8, seed=5)
-    again = engine.generate(PROMPTS, plan=plans, policy=policy, max_new_tokens=8, seed=5)
-    assert [c.token_ids for c in first] == [c.token_ids for c in again]
-    assert policy == sl.SamplingPolicy(temperature=0.8, top_p=0.9)
 
 
 def test_draws_belong_to_seed_prompt_and_sample(engine):
@@ -168,11 +152,6 @@ def test_chat_text_and_ids_all_steer(engine, lens, plans):
     assert_same_rows(ours, lens.generate(prompts, plan=plans[1], policy=GREEDY, max_new_tokens=8))
     ours = engine.generate("Where are the keys?", plan=plans[1], policy=GREEDY, max_new_tokens=8, chat=True)
     assert ours[0].token_ids == engine.generate([chat], plan=plans[1], policy=GREEDY, max_new_tokens=8)[0].token_ids
-
-
-def test_no_new_tokens(engine, plans):
-    rows = engine.generate(PROMPTS[:2], plan=plans[1], max_new_tokens=0)
-    assert [(c.text, c.token_ids, c.finish_reason) for c in rows] == [("", [], "length")] * 2
 
 
 def test_positions_found_in_the_prompt(engine, lens, vector):
@@ -303,13 +282,6 @@ def test_scores_do_not_change_with_a_warm_cache(engine, plans):
     assert warm.log_prob == pytest.approx(cold.log_prob, abs=1e-4)
 
 
-def test_a_score_is_what_generation_measured(engine, plans):
-    rows = engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=8)
-    scores = engine.score(list(rows.prompt_token_ids), [[row.token_ids] for row in rows], plan=plans)
-    for row, score in zip(rows, scores, strict=True):
-        assert list(score.token_log_probs) == pytest.approx(row.token_log_probs, abs=1e-3)
-
-
 def test_a_target_beyond_the_context_is_an_error(engine):
     with pytest.raises(sl.ContextLengthError, match="more than the context of 512"):
         engine.score([[5] * 500], [[[6] * 20]])
@@ -425,13 +397,6 @@ def test_arrays_and_tensors_are_lists(engine, vector):
         assert np.array_equal(engine.score(prompts, wanted).log_prob, scores.log_prob)
     read = engine.capture(np.array(ids), layers=np.array([1, 2]))
     assert torch.equal(read[1], engine.capture(ids, layers=[1, 2])[1])
-
-
-@pytest.mark.parametrize("wrong", [True, 4.0, "4", None, [4], np.array([4]), np.True_, -1, 1j])
-def test_what_is_no_count_is_refused_by_name(engine, wrong):
-    for name in ("max_new_tokens", "n"):
-        with pytest.raises(sl.InputError, match=f"{name} is an integer"):
-            engine.generate("Hi", **{name: wrong})
 
 
 # --- last: it ends the engine -------------------------------------------------------------------------------------
