@@ -155,16 +155,10 @@ def test_complaints_name_file_key_value_and_the_nearest_key(steerlab, write, cha
     assert wanted in said
 
 
-def test_a_layer_that_the_model_lacks_is_refused_before_the_selfcheck(steerlab, write):
+def test_a_layer_that_the_model_lacks_is_refused_before_the_model_loads(steerlab, write):
     refused = steerlab("run", write({"vector.layer": 99, "selfcheck": {"run": True}}))
     assert refused.code == 2
     assert "vector: " in refused.err
-    assert "99" in refused.err
-    assert "selfcheck" not in refused.out
-
-
-def test_a_layer_that_the_model_lacks_is_refused_before_the_model_loads(steerlab, write):
-    refused = steerlab("run", write({"vector.layer": 99}))
     assert "99" in refused.err
     assert "Loading" not in refused.out
     negative = steerlab("run", write({"vector": {"layers": [0, -99]}}))

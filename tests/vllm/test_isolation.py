@@ -20,20 +20,6 @@ def engine(start, tiny_path):
         yield engine
 
 
-@pytest.fixture
-def seen(engine, monkeypatch):
-    """The outcomes of every call, in order."""
-    found = []
-    original = engine._run
-
-    def recording(*args, **kwargs):
-        found.append(original(*args, **kwargs))
-        return found[-1]
-
-    monkeypatch.setattr(engine, "_run", recording)
-    return found
-
-
 @pytest.fixture(scope="module")
 def plans(vector):
     w = sl.where

@@ -62,20 +62,6 @@ def plans(vector):
     }
 
 
-@pytest.fixture
-def seen(engine, monkeypatch):
-    """The outcomes of every call, in order."""
-    found = []
-    original = engine._run
-
-    def recording(*args, **kwargs):
-        found.append(original(*args, **kwargs))
-        return found[-1]
-
-    monkeypatch.setattr(engine, "_run", recording)
-    return found
-
-
 def flat(scores):
     return np.concatenate([np.array(row.token_log_probs) for row in scores])
 
