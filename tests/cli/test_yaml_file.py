@@ -1,4 +1,3 @@
-import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -246,12 +245,3 @@ def test_what_yaml_stumbles_over_is_named_by_file(write, text, reason):
 
 def test_a_character_in_json_halves_is_whole(write):
     assert read_mapping(write(text='a: "\\ud83d\\ude00"\n')) == {"a": "😀"}
-
-
-def test_data_may_be_one_json_array(write, data):
-    for name in ("pairs.jsonl", "targets.jsonl"):
-        rows = [json.loads(line) for line in (data / name).read_text(encoding="utf-8").splitlines()]
-        (data / name).write_text(json.dumps(rows, indent=2), encoding="utf-8")
-    found = read_inputs(read_spec(write()), lambda key: nullcontext())
-    assert len(found.targets) > 0
-    assert found.vectors[0].pairs is not None
