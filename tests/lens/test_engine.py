@@ -72,20 +72,6 @@ def test_dose_zero_equals_no_plan_to_the_bit(tiny_engine):
 
 
 @pytest.mark.parametrize("steered", [False, True])
-def test_a_batch_of_eight_lengths_equals_one_by_one(tiny_engine, steered):
-    _, engine = tiny_engine
-    plan = strong_plan(engine) if steered else None
-    new = 3
-    together = greedy(engine, PROMPTS, plan=plan, max_new_tokens=new)
-    for prompt, row in zip(PROMPTS, together, strict=True):
-        (alone,) = greedy(engine, prompt, plan=plan, max_new_tokens=new)
-        assert row.token_ids == alone.token_ids
-        assert row.token_log_probs == pytest.approx(alone.token_log_probs, abs=1e-4)
-    if steered:
-        assert together.texts != greedy(engine, PROMPTS, max_new_tokens=new).texts
-
-
-@pytest.mark.parametrize("steered", [False, True])
 def test_a_scored_batch_equals_one_by_one_in_any_order(tiny_engine, steered):
     _, engine = tiny_engine
     plan = strong_plan(engine) if steered else None
