@@ -198,7 +198,6 @@ class _Run:
         return selection, confirmation
 
     def winner(self, selection: Selection, candidates: list[Candidate]) -> Candidate:
-        """The candidate that a selection chose."""
         chosen = selection.vector_name, selection.layer
         return next(one for one in candidates if (one.name, one.vector.layer) == chosen)
 

@@ -10,7 +10,6 @@ from steerlab.experiment._store.run_folder import RunFolder, read_bytes
 
 
 def write_frame(folder: RunFolder, place: str, frame: pd.DataFrame) -> None:
-    """Writes a frame as Parquet."""
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
     folder.write(place, buffer.getvalue())

@@ -118,7 +118,6 @@ class Session:
 
     @property
     def info(self) -> ModelInfo:
-        """The model."""
         return self.fingerprint.info
 
     @property

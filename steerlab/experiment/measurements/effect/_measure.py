@@ -231,7 +231,6 @@ def _axis(plan: Plan) -> str:
 
 
 def scores_again(session: Session, stored: StoredCell) -> pd.DataFrame:
-    """The scores of a cell, measured again."""
     plan = stored_plan(session, stored)
     assert plan is not None
     if plan.hash != stored.cell.what["plan"]:
