@@ -61,7 +61,6 @@ SECONDS = {
 
 
 def unit_of(test_id: str) -> str:
-    """The unit that a test belongs to."""
     return test_id.partition("::")[0]
 
 

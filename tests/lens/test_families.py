@@ -38,7 +38,6 @@ def test_every_checked_family_is_here(family):
 
 
 def sites_of(engine, layer):
-    """The sites this model has."""
     return [site for site in SITES if f"blocks.{layer}.hook_{site}" in engine.model.hook_dict]
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 import steerlab as sl
+from scripts.family_table import as_markdown
 from steerlab.engines._doctor import examine
 from steerlab.engines.lens import _backends as backends
-from steerlab.models.families import ENGINES, FEATURES, TABLE, as_markdown, checks, families
+from steerlab.models.families import ENGINES, FEATURES, TABLE, checks, families
 from tests.docs.pages import ROOT
 from tests.tiny_families import MODELS, build_family
 

@@ -127,3 +127,17 @@ def vector():
         return sl.SteeringVector.from_tensor(values, layer=layer, site=site)
 
     return make
+
+
+@pytest.fixture
+def seen(engine, monkeypatch):
+    """The outcomes of every call, in order."""
+    found = []
+    original = engine._run
+
+    def recording(*args, **kwargs):
+        found.append(original(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(engine, "_run", recording)
+    return found
