@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from steerlab.core._hook_points import HookPoint
+from steerlab.core._hook_points import SITES, HookPoint
 from steerlab.core.errors import PlanError
+from steerlab.steering.plan import Plan
 
 
 def reached_at(
@@ -48,3 +49,18 @@ def reached_at(
     raise PlanError(
         f"{point.name} is not wired: {of} was started with {' and '.join(started)}. Start it with {', '.join(needed)}."
     )
+
+
+def wiring_for(plan: Plan | None) -> dict[str, list]:
+    """What to start a vLLM with so that a plan runs: `layers` and `sites`.
+
+    Examples:
+        >>> from steerlab.steering.operators import ablate
+        >>> from steerlab.steering.vectors import SteeringVector
+        >>> wiring_for(Plan(ablate(SteeringVector.from_tensor([1.0, 2.0], layer=3, site="resid_pre"))))
+        {'layers': [2], 'sites': ['resid_post']}
+    """
+    points = [] if plan is None else [*plan.hook_points, *(condition.hook_point for condition in plan.conditions)]
+    reached = [reached_at(point, range(point.layer + 1), SITES) for point in points]
+    sites = [site for site in SITES if any(point.site == site for point in reached)]
+    return {"layers": sorted({point.layer for point in reached}), **({"sites": sites} if sites else {})}
