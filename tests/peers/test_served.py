@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import steerlab as sl
-from tests.tiny_models import SENTENCES
-from tests.vllm.conftest import OPTIONS, needs_vllm, set_up_vllm
+from tests.tiny_models import SENTENCES, build_tiny_llama
+from tests.vllm.conftest import OPTIONS, WIDTH, needs_vllm, set_up_vllm
 from tests.vllm.served import KEY, Served
 
 missing = [name for name in ("lm_eval", "inspect_ai") if importlib.util.find_spec(name) is None]
@@ -28,17 +28,30 @@ ASKED = [f"What of this: {sentence}" for sentence in SENTENCES[:4]]
 
 
 @pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A tiny Llama with heads that vLLM's CPU attention takes."""
+    folder = tmp_path_factory.mktemp("served") / "llama"
+    return build_tiny_llama(folder, context=512, hidden_size=WIDTH, intermediate_size=256)
+
+
+@pytest.fixture(scope="module")
+def lens(path):
+    with sl.load(path, device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
 def plan():
-    values = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(WIDTH, generator=torch.Generator().manual_seed(0))
     vector = sl.SteeringVector.from_tensor(values, layer=1)
     inner = sl.SteeringVector.from_tensor(values.flip(0), layer=2, site="attn_out")
     return sl.Plan(sl.add(vector, dose=0.7), sl.add(inner, coef=0.1))
 
 
 @pytest.fixture(scope="module")
-def server(tiny_llama_path, tmp_path_factory):
+def server(path, tmp_path_factory):
     options = ["--layers", "1,2", "--sites", "attn_out,resid_post", "--allow-vectors"]
-    served = Served(tiny_llama_path, options, tmp_path_factory.mktemp("log") / "server.txt")
+    served = Served(path, options, tmp_path_factory.mktemp("log") / "server.txt")
     served.start()
     yield served
     served.end()
@@ -59,7 +72,7 @@ def requests(kind, arguments):
     return [Instance(kind, {}, one, index) for index, one in enumerate(arguments)]
 
 
-def test_the_harness_gives_the_numbers_of_the_local_engine(server, remote, tiny_llama_engine, plan, tmp_path):
+def test_the_harness_gives_the_numbers_of_the_local_engine(server, remote, lens, plan, tmp_path):
     from steerlab.scoring.harness import HarnessModel
 
     (tmp_path / "plan.json").write_text(plan.to_json())
@@ -69,7 +82,7 @@ def test_the_harness_gives_the_numbers_of_the_local_engine(server, remote, tiny_
     rolling = requests("loglikelihood_rolling", [(SENTENCES[0],), (" ".join(SENTENCES * 4),)])
     words = requests("generate_until", [(text, {"until": ["."], "max_gen_toks": 8}) for text in SENTENCES[:4]])
     for far, near in ((HarnessModel(remote), None), (HarnessModel(remote, plan), plan), (named, plan)):
-        local = HarnessModel(tiny_llama_engine, near)
+        local = HarnessModel(lens, near)
         found, expected = (one.loglikelihood(pairs, disable_tqdm=True) for one in (far, local))
         assert [p for p, _ in found] == pytest.approx([p for p, _ in expected], abs=1e-4)
         assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
@@ -111,23 +124,23 @@ def completions(model, engine, plan):
     )
 
 
-def test_inspect_on_a_server(server, remote, tiny_llama_engine, plan):
+def test_inspect_on_a_server(server, remote, lens, plan):
     from inspect_ai.model import get_model
 
     from steerlab.scoring.inspect_ai import inspect_model
 
     stated = {"base_url": server.url, "api_key": KEY, "plan": json.loads(plan.to_json())}
     for model in (inspect_model(remote, plan), get_model("steerlab/tiny", **stated)):
-        found, expected = completions(model, tiny_llama_engine, plan)
+        found, expected = completions(model, lens, plan)
         assert found == expected
 
 
-def test_inspect_on_vllm_in_process(tiny_llama_path, tiny_llama_engine, plan):
+def test_inspect_on_vllm_in_process(path, lens, plan):
     """The layers and sites that the plan needs are wired."""
     from inspect_ai.model import get_model
 
     with set_up_vllm(in_process=True):
-        model = get_model(f"steerlab/{tiny_llama_path}", engine="vllm", plan=json.loads(plan.to_json()), **OPTIONS)
+        model = get_model(f"steerlab/{path}", engine="vllm", plan=json.loads(plan.to_json()), **OPTIONS)
         assert (model.api.engine.config.layers, model.api.engine.config.sites) == ((1, 2), ("attn_out", "resid_post"))
-        found, expected = completions(model, tiny_llama_engine, plan)
+        found, expected = completions(model, lens, plan)
     assert found == expected
