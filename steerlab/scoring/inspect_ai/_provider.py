@@ -30,7 +30,6 @@ from steerlab.scoring.inspect_ai._settings import MAX_TOKENS, Settings, seed_of,
 from steerlab.steering.plan import Plan
 
 _STEERED = re.compile(r"(.+)\+([0-9a-f]{16})")
-_REASONS = {"eos": "stop", "stop": "stop"}
 _AT_ONCE = 32
 
 _Asked = tuple[PromptLike, int]
@@ -121,9 +120,8 @@ class SteerlabAPI(ModelAPI):
         room = self.engine.info.context_length - len(raise_error(encoded).token_ids)
         settings, seed = settings_of(config, room), seed_of(config)
         row = await self._batches.answer(settings, (prompt, seed))
-        if settings.max_new_tokens < room:
-            return self._output(row, {**_REASONS, "length": "max_tokens"}, seed, config)
-        return self._output(row, {**_REASONS, "length": "model_length"}, seed, config)
+        at_length = "max_tokens" if settings.max_new_tokens < room else "model_length"
+        return self._output(row, {"eos": "stop", "stop": "stop", "length": at_length}, seed, config)
 
     def max_tokens(self) -> int:
         """Tokens at most where neither task nor caller says."""
