@@ -1,6 +1,6 @@
 """Autoencoders written as their publishers write them, against their own encoders' definitions.
 
-Names, shapes and configurations are those of SAELens 3 to 6, google/gemma-scope and gemma-scope-2, EleutherAI's
+Names, shapes and configurations are those of SAELens up to 6, google/gemma-scope and gemma-scope-2, EleutherAI's
 sparsify, saprmarks/dictionary_learning and fnlp's Llama Scope.
 """
 
@@ -121,8 +121,8 @@ V6 = {
 }
 GATED = {"W_enc": W_ENC, "W_dec": W_DEC, "b_dec": B_DEC, "b_gate": GATE, "b_mag": MAG, "r_mag": R_MAG}
 OF_SAELENS = {
-    "before 2": (OLD, OURS, relu),
-    "before 2, switched off": ({**OLD, "normalize_activations": False}, OURS, relu),
+    "oldest": (OLD, OURS, relu),
+    "oldest, switched off": ({**OLD, "normalize_activations": False}, OURS, relu),
     "3": (V3, OURS, relu),
     "3 with ones": ({**V3, "normalize_activations": None}, {**OURS, "scaling_factor": torch.ones(FEATURES)}, relu),
     "3 topk": ({**V3, "activation_fn_str": "topk", "activation_fn_kwargs": {"k": 3}}, OURS, lambda: topk(3)),

@@ -81,21 +81,18 @@ class SteerlabAPI(ModelAPI):
         chat: bool = True,
         **arguments: Any,
     ) -> None:
-        name, expected = _parts(model_name)
-        super().__init__(model_name=name, base_url=base_url, api_key=api_key, config=config)
+        super().__init__(model_name=model_name, base_url=base_url, api_key=api_key, config=config)
         if not isinstance(chat, bool):
             raise InputError(f"chat is true or false, got {chat!r:.40}.")
         self._owns = running is None
-        found = _started(name, base_url, api_key, arguments) if running is None else running
+        name, found = _started(model_name, base_url, api_key, arguments) if running is None else (model_name, running)
         if not isinstance(found, Running):
             raise InputError(
                 f"The model was an engine in the process of that evaluation ({found!r:.40}). Make it again with "
                 "steerlab.scoring.inspect_ai.inspect_model(engine, plan)."
             )
         self.engine, self.plan, self.chat = found.engine, found.plan, chat
-        _check_hash(self.plan, expected)
-        if self.plan is not None:
-            self.model_name = f"{name}+{self.plan.hash}"
+        self.model_name = name if self.plan is None else f"{name}+{self.plan.hash}"
         self._encoder = Encoder(self.engine.tokenizer, self.engine.info)
         self._batches = Batches[Settings, _Asked, _Row](self._rows)
 
@@ -206,22 +203,18 @@ def _row(made: Generations, index: int) -> _Row:
     )
 
 
-def _parts(model_name: str) -> tuple[str, str | None]:
-    """A name as logs have it: the model, and the hash of the plan."""
+def _started(
+    model_name: str, base_url: str | None, api_key: str | None, arguments: dict[str, Any]
+) -> tuple[str, Running]:
+    """The model's own name, and its engine with the plan."""
+    options = {**arguments, **({"api_key": api_key} if api_key is not None else {})}
+    plan = take_plan(options)
     steered = _STEERED.fullmatch(model_name)
-    return (model_name, None) if steered is None else (steered[1], steered[2])
-
-
-def _check_hash(plan: Plan | None, expected: str | None) -> None:
+    name, expected = (model_name, None) if steered is None else steered.groups()
     found = None if plan is None else plan.hash
     if expected not in (None, found):
         raise InputError(
             f"The model's name ends in the hash of its plan, {expected}, and the plan here has {found}. Leave the hash "
             "out of the name, or pass the plan that it is of."
         )
-
-
-def _started(name: str, base_url: str | None, api_key: str | None, arguments: dict[str, Any]) -> Running:
-    options = {**arguments, **({"api_key": api_key} if api_key is not None else {})}
-    plan = take_plan(options)
-    return Running(engine_of(base_url or name, plan, options), plan)
+    return name, Running(engine_of(base_url or name, plan, options), plan)

@@ -195,8 +195,8 @@ def _saelens(path: Path) -> Found:
     config = _config(place)
     metadata = config.get("metadata")
     stated = config | (metadata if isinstance(metadata, dict) else {})
-    stated.setdefault("hook_name", stated.get("hook_point"))  # its name before version 2
-    if isinstance(stated.get("normalize_activations"), bool):  # likewise
+    stated.setdefault("hook_name", stated.get("hook_point"))  # what it was called before
+    if isinstance(stated.get("normalize_activations"), bool):  # what older versions wrote
         stated["normalize_activations"] = "expected_average_only_in" if stated["normalize_activations"] else "none"
     hook, model = stated.get("hook_name_out") or stated.get("hook_name"), stated.get("model_name")
     if not all(entry is None or isinstance(entry, str) for entry in (hook, model)):
