@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import anyio
@@ -133,6 +134,43 @@ def test_requests_get_in_one_batch_what_the_engine_gives(tiny_llama_engine, plan
             f"{tiny_llama_engine.info.name}+{plan.hash}" if steered else tiny_llama_engine.info.name
         )
     assert {choice.stop_reason for output in found for choice in output.choices} == {"stop", "max_tokens"}
+
+
+def test_models_of_one_engine_take_turns(tiny_llama_engine, plan, monkeypatch):
+    """Inspect runs several models at once, and hooks of one plan must not act in another's pass."""
+    from steerlab.scoring.inspect_ai import inspect_model
+
+    generate, inside, most = tiny_llama_engine.generate, [], []
+
+    def slow(prompts, **options):
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.2)
+        try:
+            return generate(prompts, **options)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(tiny_llama_engine, "generate", slow)
+    arms = [None, plan, plan.scaled(2.0)]
+    found = {}
+
+    async def ask(arm):
+        from inspect_ai.model import GenerateConfig
+
+        config = GenerateConfig(max_tokens=8, temperature=0.0)
+        found[arm] = (await inspect_model(tiny_llama_engine, arm).generate(ASKED[0], config=config)).completion
+
+    async def ask_all():
+        async with anyio.create_task_group() as group:
+            for arm in arms:
+                group.start_soon(ask, arm)
+
+    anyio.run(ask_all)
+    assert most == [1, 1, 1]
+    prompt, greedy = [{"role": "user", "content": ASKED[0]}], sl.SamplingPolicy.greedy()
+    for arm in arms:
+        assert found[arm] == generate([prompt], plan=arm, policy=greedy, max_new_tokens=8)[0].text
 
 
 def test_draws_without_a_seed_are_new_ones_and_can_be_made_again(tiny_llama_engine):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from inspect_ai.model import (  # pyright: ignore[reportMissingImports]
@@ -31,6 +32,8 @@ from steerlab.steering.plan import Plan
 
 _STEERED = re.compile(r"(.+)\+([0-9a-f]{16})")
 _AT_ONCE = 32
+_TURNS: dict[int, Lock] = {}
+"""By an engine's id, what lets one call in at a time: inspect runs several models at once."""
 
 _Asked = tuple[PromptLike, int]
 """A prompt, and the seed of its draws."""
@@ -152,16 +155,17 @@ class SteerlabAPI(ModelAPI):
     # --- batches --------------------------------------------------------------------------------------------------
 
     def _rows(self, settings: Settings, asked: Sequence[_Asked]) -> list[_Row | SteerlabError]:
-        """One call to the engine."""
-        made = self.engine.generate(
-            [prompt for prompt, _ in asked],
-            plan=self.plan,
-            policy=settings.policy,
-            max_new_tokens=settings.max_new_tokens,
-            n=settings.n,
-            seed=[seed for _, seed in asked],
-            stop=settings.stop,
-        )
+        """One call to the engine, which other models may have too."""
+        with _TURNS.setdefault(id(self.engine), Lock()):
+            made = self.engine.generate(
+                [prompt for prompt, _ in asked],
+                plan=self.plan,
+                policy=settings.policy,
+                max_new_tokens=settings.max_new_tokens,
+                n=settings.n,
+                seed=[seed for _, seed in asked],
+                stop=settings.stop,
+            )
         return [made.errors[index] if index in made.errors else _row(made, index) for index in range(len(asked))]
 
     def _output(self, row: _Row, reasons: Mapping[str, Any], seed: int, config: GenerateConfig) -> ModelOutput:
