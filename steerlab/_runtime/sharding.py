@@ -53,6 +53,16 @@ def as_forward_of(module: nn.Module, work: Callable[..., T], *args: Any) -> T:
             module.__dict__["forward"] = own
 
 
+def reshard(module: nn.Module) -> None:
+    """Frees what a forward pass has left whole, as it leaves a root's own parameters; a backward pass does it itself.
+
+    Until then `parameters()` gives whole tensors, and an optimiser or `zero_grad` would take those for the shards.
+    """
+    for inner in module.modules():
+        if _is_wrapped(inner):
+            inner.reshard()  # pyright: ignore[reportCallIssue]
+
+
 def whole(parameter: Tensor) -> Tensor:
     """A parameter without its graph, gathered from all processes if it is a `DTensor`; all must ask for it."""
     detached = parameter.detach()

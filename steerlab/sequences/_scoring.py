@@ -24,7 +24,7 @@ from steerlab.sequences._head import HeadResult, HeadSpec
 from steerlab.sequences._overrides import Overrides
 from steerlab.sequences._plan_resolver import PlanResolver
 from steerlab.sequences._precision import active_dropout, precise
-from steerlab.sequences._sharded_passes import check_as_it_is, joined, passes_for_others
+from steerlab.sequences._sharded_passes import check_as_it_is, joined, passes_for_others, reshard
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision, ProcessorConfig
 from steerlab.sequences.types import BatchedSequences, Support
 from steerlab.steering._plan_assignment import AssignedPlan, PlanArgument, group_by_plan
@@ -108,7 +108,10 @@ class Scorer:
 
             averager = self.parts.averager if request.with_grad and request.averaged else None
             results = work() if averager is None else inside_forward(averager, work)
-            results = joined(results) if self.parts.is_sharded else results
+            if self.parts.is_sharded and request.with_grad:
+                results = joined(results)
+            elif self.parts.is_sharded:
+                reshard(self.parts.root)
             for (batch, _), result in zip(batches[:n_batches], results[:n_batches], strict=True):
                 assembly.take(batch, HeadResult(**result))
         receipts = [receipt for receipt in receipts if receipt.row_index >= 0]

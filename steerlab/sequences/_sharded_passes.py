@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 
 from steerlab._runtime.model_parts import ModelParts
-from steerlab._runtime.sharding import joined, most_of_all
+from steerlab._runtime.sharding import joined, most_of_all, reshard
 from steerlab.core.errors import InputError
 from steerlab.sequences._forcing import ForcedRow
 from steerlab.sequences.config import FunctionalPrecision
 from steerlab.steering._plan_assignment import AssignedPlan
 
-__all__ = ["check_as_it_is", "joined", "passes_for_others"]
+__all__ = ["check_as_it_is", "joined", "passes_for_others", "reshard"]
 
 
 def passes_for_others(
