@@ -44,9 +44,9 @@ def as_forward_of(module: nn.Module, work: Callable[..., T], *args: Any) -> T:
     if not _is_wrapped(module):
         return work(*args)
     own = module.__dict__.get("forward")
-    module.__dict__["forward"] = work
+    module.__dict__["forward"] = lambda _, *given: work(*given)
     try:
-        return module(*args)
+        return module(None, *args)  # on a GPU, fully_shard's own hook fails without any argument
     finally:
         del module.__dict__["forward"]
         if own is not None:

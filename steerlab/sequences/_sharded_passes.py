@@ -6,6 +6,7 @@ forward and backward. A process with fewer batches makes passes of one token who
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from steerlab._runtime.model_parts import ModelParts
@@ -30,7 +31,7 @@ def passes_for_others(
     if most and not fewest:
         raise InputError("A process that shares a sharded model has no response to score; give each at least one.")
     _, unsteered = batches[0] if batches else (None, None)
-    row = ForcedRow((0,), (0,), 0, 0, -1)
+    row = ForcedRow(np.zeros(2, dtype=np.int64), 1, 0, 0, -1)
     return [([row], unsteered) for _ in range(most - len(batches))] if unsteered is not None else []
 
 

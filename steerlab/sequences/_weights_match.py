@@ -23,7 +23,8 @@ _USUAL_SURPRISAL = 8.0  # nats; rounding of a logit grows with its size, so more
 def parameters_fingerprint(root: nn.Module) -> tuple[Any, ...]:
     """Equal as long as no parameter was written to."""
     # sums too: version counters miss what is written through `.data`
-    return tuple((p._version, p.dtype, float(p.sum(dtype=torch.float32))) for p in root.parameters())
+    # written out, as NaN equals nothing
+    return tuple((p._version, p.dtype, str(float(p.sum(dtype=torch.float32)))) for p in root.parameters())
 
 
 def check_same_weights(
