@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -203,7 +204,7 @@ class PlanRun:
     def receipts(
         self,
         *,
-        token_ids: Sequence[Sequence[int]],
+        token_ids: Sequence[Sequence[int] | np.ndarray],
         prompt_lens: Sequence[int],
         prompt_indices: Sequence[int],
         row_indices: Sequence[int],
@@ -224,9 +225,8 @@ class PlanRun:
         """
         self._check_answers()
         edited, changes = self.counts()
-        rows = RowPositions.of_tokens(token_ids, prompt_lens, self._marks)
         fired = {condition: gate.fired() for condition, gate in self._gates.items()}
-        expected = [edit.selects(rows).sum(dim=-1) for edit in self.plan]
+        expected = self._expected(token_ids, prompt_lens)
         made = []
         for row in range(self.n_rows):
             entries = []
@@ -247,6 +247,15 @@ class PlanRun:
             receipt = Receipt(prompt_indices[row], row_indices[row], plan_hash, tuple(entries))
             made.append(receipt.check())
         return made
+
+    def _expected(
+        self, token_ids: Sequence[Sequence[int] | np.ndarray], prompt_lens: Sequence[int]
+    ) -> list[Int[Tensor, " batch"]]:
+        """How many tokens of each row each edit should have reached."""
+        if not len(self.plan):
+            return []
+        rows = RowPositions.of_tokens(token_ids, prompt_lens, self._marks)
+        return [edit.selects(rows).sum(dim=-1) for edit in self.plan]
 
     def _check_answers(self) -> None:
         if self._unanswered and bool(torch.stack([early.cpu() for early in self._unanswered]).any()):

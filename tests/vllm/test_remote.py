@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import steerlab as sl
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy
+from steerlab.sequences import SequenceProcessor
 from steerlab.steering.operators import Edit
 from tests.docs.pages import ROOT, blocks
 from tests.engines.contract import EngineContract
@@ -125,6 +127,32 @@ def test_supports_and_errors_travel(engine):
     assert isinstance(found.errors[1], sl.NonFiniteError)
     with pytest.raises(sl.NonFiniteError):
         engine.score([[NAN_TOKEN, 5]], [[[6]]])
+
+
+def test_a_processor_draws_through_it(engine, overflowing_path, monkeypatch):
+    """Its weights are compared once, log q is what the processor scores, and supports can be replayed."""
+    model = AutoModelForCausalLM.from_pretrained(overflowing_path, dtype=torch.float32)
+    generation = {"temperature": 0.8, "top_p": 0.9, "max_new_tokens": 8}
+    processor = SequenceProcessor(model, engine.tokenizer, config={"generation": generation})
+    score, asked = engine.score, []
+    monkeypatch.setattr(engine, "score", lambda *args, **kwargs: asked.append(args) or score(*args, **kwargs))
+    plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(torch.ones(model.config.hidden_size), layer=1), coef=0.2))
+    for one in (None, plan):
+        drawn, scored, _ = processor.generate_with_logprobs(
+            PROMPTS, G=2, seed=0, stop=(), plan=one, engine=engine, support="replayed"
+        )
+        assert sum(map(sum, drawn.gen_lens)) > 30
+        for found, sampled in zip(scored.token_logqs, drawn.sampler_logqs, strict=True):
+            np.testing.assert_allclose(np.concatenate(found), np.concatenate(sampled), atol=1e-3)
+        assert [receipt.edited for receipt in drawn.receipts] == [receipt.edited for receipt in scored.receipts]
+        assert processor.ratio_health(drawn, plan=one).replayed.share_outside == 0
+    assert len(asked) == 1
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(1.05)
+    with pytest.raises(sl.InputError, match="its weights are not the model's"):
+        processor.generate_batched(PROMPTS, 1, seed=0, engine=engine)
+    with pytest.raises(sl.InputError, match=r"RemoteEngine are in another process.*draw through the engine"):
+        SequenceProcessor(engine)
 
 
 def test_many_conversations_and_variants(engine, lens):
