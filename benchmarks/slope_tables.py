@@ -159,6 +159,8 @@ def shipped_items(tokenizer: Any) -> list[Item]:
         positives, negatives = ([ids[0] for ids in side if len(ids) == 1] for side in sides)
         if positives and negatives:
             found.append(Item(tokenizer.encode(item.prompt), positives, negatives, item.group))
+    if not found:
+        raise SystemExit("No shipped item has a positive and a negative target of one token in this tokenizer.")
     return found
 
 
