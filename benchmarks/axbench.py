@@ -15,7 +15,7 @@ answer with its ratings; one that ends in `-pairs` the difference of every two m
 import argparse
 import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, partial
 from io import StringIO
@@ -32,17 +32,24 @@ from steerlab.protocols.axbench import METHODS, method_differences, summary_tabl
 
 
 def main() -> None:
-    """Measures what is missing and prints the tables."""
+    """Measures what is missing and prints the tables, which are written anew with every concept."""
     options = parse(sys.argv[1:])
-    rows = pd.concat(measured(options), ignore_index=True)
-    judges = list(dict.fromkeys(rows.judge))
-    tables = [summary_table(rows[rows.judge == judge], options.methods).assign(judge=judge) for judge in judges]
-    pairs = [method_differences(rows[rows.judge == judge], options.methods).assign(judge=judge) for judge in judges]
-    for name, frame in {"": pd.concat(tables), "-rows": rows, "-pairs": pd.concat(pairs)}.items():
-        if options.out is not None:
-            write_csv(options.out.with_name(f"{options.out.stem}{name}{options.out.suffix}"), frame)
-        if name != "-rows":
-            print(frame.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
+    done, tables = [], {}
+    for rows in measured(options):
+        done.append(rows)
+        tables = tables_of(pd.concat(done, ignore_index=True), options.methods)
+        for name, table in tables.items() if options.out is not None else ():
+            write_csv(options.out.with_name(f"{options.out.stem}{name}{options.out.suffix}"), table)
+    for name in ("", "-pairs"):
+        print(tables[name].to_string(index=False, float_format=lambda value: f"{value:.3f}"))
+
+
+def tables_of(rows: pd.DataFrame, methods: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """What is written, by the end of the file's name."""
+    by_judge = [(judge, part) for judge, part in rows.groupby("judge", sort=False)]
+    tables = [summary_table(part, methods).assign(judge=judge) for judge, part in by_judge]
+    pairs = [method_differences(part, methods).assign(judge=judge) for judge, part in by_judge]
+    return {"": pd.concat(tables), "-rows": rows, "-pairs": pd.concat(pairs)}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
