@@ -49,6 +49,7 @@ DIFFERS: Final = (
     "The prompt that asks for a concept is one fixed sentence; the paper has a model write one per concept.",
     "The largest activation is that in the training texts; the paper takes it from the texts of its detection task.",
     "The first token is neither read nor steered. Instructions and factors are the caller's.",
+    "Intervals (Student's t over concepts) are added.",
 )
 
 
