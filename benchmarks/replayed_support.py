@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=4, help="responses per prompt")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens of each")
     parser.add_argument("--rows", type=int, default=32, help="rows per pass")
-    parser.add_argument("--memory", type=float, default=0.3, help="share of the device's memory for vLLM")
+    parser.add_argument("--kv-gib", type=int, default=8, help="vLLM's cache, on a GPU")
     parser.add_argument("--out", help="write the figures here as JSON")
     return parser.parse_args()
 
@@ -119,7 +119,7 @@ def start(path: Path, options: argparse.Namespace) -> Any:
     if options.device == "cpu":
         more |= {"enforce_eager": True, "block_size": 32}
     else:
-        more |= {"gpu_memory_utilization": options.memory}
+        more |= {"kv_cache_memory_bytes": options.kv_gib << 30}
     return VLLMEngine(path, layers=[], dtype="bfloat16", **more)
 
 
