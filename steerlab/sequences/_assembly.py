@@ -45,9 +45,10 @@ class Assembly:
     def take(self, rows: Sequence[ForcedRow], result: HeadResult) -> None:
         """Takes a batch's numbers: of all rows' tokens, one row after the other."""
         sizes = [row.n_scored for row in rows]
-        named = {name: getattr(result, name) for name in _MAIN}
+        named: dict[str, Tensor] = {name: getattr(result, name) for name in _MAIN}
         # one copy to the host for each batch, whose rows are views of it
-        host = dict(zip(_MAIN, torch.stack([values.detach() for values in named.values()]).cpu(), strict=True))
+        columns = torch.stack([values.detach() for values in named.values()]).cpu()
+        host: dict[str, Tensor] = dict(zip(named, columns, strict=True))
         if result.shape:  # in one block, as many small tensors would take far more memory than their numbers
             self._extras = tuple(result.shape)
             named[_BLOCK] = torch.stack(list(result.shape.values()), dim=-1)
