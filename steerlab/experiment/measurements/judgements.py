@@ -57,8 +57,13 @@ class JudgedTexts(Shown):
 
     def _pieces(self) -> Sequence[Piece]:
         rows: Any = [
-            (r.dose, r.rating, f"{figure(r.difference)} {interval(r.difference_low, r.difference_high)}", r.mass)
-            for r in self.doses.itertuples(index=False)
+            (
+                r["dose"],
+                r["rating"],
+                f"{figure(r['difference'])} {interval(r['difference_low'], r['difference_high'])}",
+                r["mass"],
+            )
+            for r in self.doses.to_dict("records")
         ]
         return [
             Table(["dose", "mean rating", "difference", "mass"], rows),
