@@ -375,4 +375,4 @@ def _show_cost(frame: pd.DataFrame) -> None:
     columns = ["dose", "ppl_ratio", "ppl_ratio_low", "ppl_ratio_high"]
     for dose, ratio, low, high in frame.loc[frame.dose != 0, columns].itertuples(index=False):
         head = f"cost at {dose:+g}"
-        say(f"{head:<17} perplexity × {ratio:.3f} ({low:.3f} to {high:.3f}, texts resampled)")
+        say(f"{head:<17} perplexity × {ratio:.3f} ({low:.3f} to {high:.3f}, Student's t over texts)")

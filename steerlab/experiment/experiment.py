@@ -436,7 +436,7 @@ class Experiment(Shown):
 
         Returns:
             A row per dose: `dose`, `nll`, `perplexity`, `ppl_ratio`, `ppl_ratio_low`, `ppl_ratio_high`, `num_tokens`,
-            `num_texts`, `plan_hash`; with prompts also the columns of
+            `num_texts`, `interval` (the rule of the ends), `plan_hash`; with prompts also the columns of
             `steerlab.experiment.measurements.texts.text_statistics`.
 
         Examples:

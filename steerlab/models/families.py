@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 TABLE = Path(__file__).with_name("families.json")
-ENGINES = ("bridge", "fast", "compiled", "vllm")
+ENGINES = ("bridge", "fast", "graph", "vllm")
 FEATURES = ("edit", "capture", "score", "quantised")
 
 State = Literal["checked", "refused", "open"]

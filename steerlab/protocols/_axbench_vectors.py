@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -84,7 +85,7 @@ def concept_vector(
 def _read(run: Run, concept: Concept, method: str, layer: int) -> SteeringVector:
     engine = run.session.engine
     positive, negative = (_tokens(engine, side, layer) for side in (concept.positives, concept.negatives))
-    direction = READ[method](positive, negative, run.session.seed)
+    direction = READ[method](positive, negative, _seed_of(run, concept))
     unit = direction / direction.norm()
     largest = float((positive @ unit).max())
     if not largest > 0:
@@ -102,6 +103,11 @@ def _read(run: Run, concept: Concept, method: str, layer: int) -> SteeringVector
         data_hash=concept.hash,
         notes="as long as its largest activation in texts that show the concept",
     )
+
+
+def _seed_of(run: Run, concept: Concept) -> int:
+    """A seed of its own for every concept, so that random directions differ between concepts."""
+    return int(np.random.default_rng([run.session.seed, *concept.hash.encode()]).integers(2**31))
 
 
 def _tokens(engine: Engine, pairs: Sequence[tuple[str, str]], layer: int) -> Rows:
