@@ -31,7 +31,10 @@ def applied(edit, h):
 
 def test_add_dose_adds_a_norm_in_units_of_the_median():
     assert delta(sl.add(V, dose=0.2), 5.0, 5.0, median=100.0) == pytest.approx([12, 16])
-    assert delta(sl.add(V.scaled(7.0), dose=0.2), 5.0, 5.0, median=100.0) == pytest.approx([12, 16])
+    long = sl.add(V.scaled(7.0), dose=0.2).with_median_norm(100.0)
+    assert delta(long, 5.0, 5.0) == pytest.approx([12, 16])
+    change, norm = long.constant_delta(torch.device("cpu"), torch.float32)
+    assert (change.tolist(), norm) == (pytest.approx([12, 16]), pytest.approx(20))
 
 
 def test_clamp_bounds_in_doses_are_multiples_of_the_median():
