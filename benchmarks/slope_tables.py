@@ -1,6 +1,7 @@
-"""Item slopes of SmolLM2 as a table from which thousands of experiments can be drawn; see `verdict_rates.py`.
+"""Item slopes of a model as a table from which thousands of experiments can be drawn; see `verdict_rates.py`.
 
     python benchmarks/slope_tables.py --out slope_tables
+    python benchmarks/slope_tables.py --model DIRECTORY --layer 11 --device cuda --out slope_tables_of_another
 
 An experiment spends nearly all its time on the model, and the next one, on other items and control vectors, repeats
 most of it. But an item's slope is nearly linear in the direction that is added: slope = median norm × gradient of the
@@ -8,7 +9,7 @@ item's log-prob margin by the stream × unit direction. So one backward pass per
 direction, at the default positions (the last prompt token) and at all positions alike (the sum of the gradients over
 positions). All shipped sentiment targets are single tokens, so nothing after the last prompt token matters.
 
-Two files: `gradients.npz` holds the gradients of the 39 shipped sentiment items at layer 14, scaled to a unit of dose,
+Two files: `gradients.npz` holds the gradients of the shipped sentiment items at one layer, scaled to a unit of dose,
 with the differences of the shipped pairs, of which the true vector and its label flips are made. `measured.parquet`
 holds, beside what the gradients give, slopes measured at doses -0.2 and 0.2 under random directions, label flips and
 the true vector: how linear the model is at the doses of the other benchmarks.
@@ -34,7 +35,7 @@ from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.shipped import shipped_vectors
 from steerlab.models import resolve
 
-DOSE, LAYER, ROWS_PER_CALL = 0.2, 14, 64
+DOSE, ROWS_PER_CALL = 0.2, 64
 POSITIONS = ("default", "all")
 CHECKED = {"default": (24, 8), "all": (6, 2)}
 """Random directions and label flips whose slopes are measured too."""
@@ -113,16 +114,16 @@ def main() -> None:
     options = parse(sys.argv[1:])
     torch.set_num_threads(options.threads)
     if not (options.out / "gradients.npz").exists():
-        with sl.load(options.model, dtype="float32", device="cpu") as engine:
-            differences, groups = pair_differences(engine)
-            size = engine.median_norm(LAYER)
-        model = Model(options.model, LAYER, size)
+        with sl.load(options.model, dtype=options.dtype, device=options.device) as engine:
+            differences, groups = pair_differences(engine, options.layer)
+            size = engine.median_norm(options.layer)
+        model = Model(options, size)
         found = {"groups": np.array([item.group for item in model.items]), "differences": differences, "size": size}
         write_arrays(options.out / "gradients.npz", found | model.gradients() | {"pair_groups": np.array(groups)})
     slopes = Slopes.load(options.out)
     if not (options.out / "measured.parquet").exists():
         with np.load(options.out / "gradients.npz") as found:
-            model = Model(options.model, LAYER, float(found["size"]))
+            model = Model(options, float(found["size"]))
         write_table(options.out / "measured.parquet", pd.concat(checked(model, slopes), ignore_index=True))
     print(pd.read_parquet(options.out / "measured.parquet").groupby(["positions", "kind"]).apply(agreement))
 
@@ -131,17 +132,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Command-line options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="what steerlab.load takes")
+    parser.add_argument("--layer", type=int, default=14)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--out", type=Path, default=Path("slope_tables"), help="folder of the tables")
     return parser.parse_args(arguments)
 
 
-def pair_differences(engine: Any) -> tuple[np.ndarray, list[str]]:
+def pair_differences(engine: Any, layer: int) -> tuple[np.ndarray, list[str]]:
     """Activations of positive minus negative of each shipped training pair, and the pairs' groups."""
     path = shipped_vectors() / "sentiment" / "pairs.jsonl"
     pairs = sl.ContrastPairs.from_jsonl(path, group="group", split="train")
     sides = [
-        engine.capture(list(texts), layers=[LAYER], where=sl.where.last_prompt(), pool="mean")[LAYER].double()
+        engine.capture(list(texts), layers=[layer], where=sl.where.last_prompt(), pool="mean")[layer].double()
         for texts in (pairs.positives, pairs.negatives)
     ]
     return (sides[0] - sides[1]).numpy(), list(pairs.groups)
@@ -155,6 +159,8 @@ def shipped_items(tokenizer: Any) -> list[Item]:
         positives, negatives = ([ids[0] for ids in side if len(ids) == 1] for side in sides)
         if positives and negatives:
             found.append(Item(tokenizer.encode(item.prompt), positives, negatives, item.group))
+    if not found:
+        raise SystemExit("No shipped item has a positive and a negative target of one token in this tokenizer.")
     return found
 
 
@@ -162,17 +168,23 @@ class Model:
     """A Hugging Face model that gives slopes of items under directions added to the stream after a layer.
 
     Args:
-        name: what `steerlab.load` takes.
-        layer: at whose output directions are added.
+        options: model, layer, device and dtype.
         size: norm that a direction has at dose 1: the median norm of the stream there.
     """
 
-    def __init__(self, name: str, layer: int, size: float) -> None:
-        path = resolve(name).path
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval().requires_grad_(False)
+    def __init__(self, options: argparse.Namespace, size: float) -> None:
+        path = resolve(options.model).path
+        made = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, options.dtype))
+        self._model = made.to(options.device).eval().requires_grad_(False)
         self.items = shipped_items(AutoTokenizer.from_pretrained(path))
-        self._size, self._added = size, torch.zeros(1, 1, 1)
-        self._model.model.layers[layer].register_forward_hook(self._add)
+        self._size, self._added = size, self._zeros(1, 1, 1)
+        self._model.model.layers[options.layer].register_forward_hook(self._add)
+
+    def _zeros(self, *shape: int, **options: Any) -> torch.Tensor:
+        return torch.zeros(shape, device=self._model.device, dtype=self._model.dtype, **options)
+
+    def _ids(self, ids: list[int]) -> torch.Tensor:
+        return torch.tensor([ids], device=self._model.device)
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Slopes per coordinate of a unit direction, to first order: per positions [items, d_model]."""
@@ -180,22 +192,22 @@ class Model:
         return {positions: np.stack([one[positions] for one in found]) for positions in POSITIONS}
 
     def _gradient(self, item: Item) -> dict[str, np.ndarray]:
-        self._added = torch.zeros(1, len(item.ids), self._model.config.hidden_size, requires_grad=True)
-        margin = self._margins(self._model(torch.tensor([item.ids]), logits_to_keep=1, use_cache=False), item)
+        self._added = self._zeros(1, len(item.ids), self._model.config.hidden_size, requires_grad=True)
+        margin = self._margins(self._model(self._ids(item.ids), logits_to_keep=1, use_cache=False), item)
         (gradient,) = torch.autograd.grad(margin.sum(), self._added)
-        by_position = (self._size * gradient[0]).double().numpy()
+        by_position = self._size * gradient[0].double().cpu().numpy()
         return {"default": by_position[-1], "all": by_position.sum(axis=0)}
 
     @torch.no_grad()
     def measured(self, directions: np.ndarray, positions: str) -> np.ndarray:
         """Slopes between doses -0.2 and 0.2 under unit directions [n, d_model]: [n, items]."""
-        rows = torch.from_numpy(directions).float()
+        rows = torch.from_numpy(directions).to(self._model.device, self._model.dtype)
         return np.stack([self._measured(item, rows, positions) for item in self.items], axis=1)
 
     def _measured(self, item: Item, directions: torch.Tensor, positions: str) -> np.ndarray:
-        ids, before = torch.tensor([item.ids]), None
+        ids, before = self._ids(item.ids), None
         if positions == "default":  # nothing changes before the last token, so the rest runs once
-            self._added = torch.zeros(1, 1, 1)
+            self._added = self._zeros(1, 1, 1)
             before = self._model(ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
             ids = ids[:, -1:]
         found = []
@@ -207,7 +219,7 @@ class Model:
             out = self._model(ids.repeat(len(self._added), 1), past_key_values=cache, logits_to_keep=1)
             up, down = self._margins(out, item).chunk(2)
             found.append((up - down) / (2 * DOSE))
-        return torch.cat(found).numpy()
+        return torch.cat(found).cpu().numpy()
 
     @staticmethod
     def _margins(out: Any, item: Item) -> torch.Tensor:

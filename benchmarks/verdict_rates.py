@@ -1,9 +1,9 @@
-"""How often each verdict of an effect is given, for meaningless vectors and real ones of graded strength, on SmolLM2.
+"""How often each verdict of an effect is given, for meaningless vectors and real ones of graded strength.
 
     python benchmarks/slope_tables.py --out slope_tables
     python -m benchmarks.verdict_rates --tables slope_tables --out verdict_rates.csv --plot power_curves.svg
 
-Every run is an experiment drawn anew: groups of items (with replacement from the 13 shipped ones), prompts within them,
+Every run is an experiment drawn anew: groups of items (with replacement from the shipped ones), prompts within them,
 the vector, and its control vectors. Slopes come from `slope_tables.py`; margin, interval, ranks and verdict come
 from the package. Vectors:
 
@@ -16,7 +16,7 @@ from the package. Vectors:
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,14 +150,14 @@ def figures_from(slopes: np.ndarray, groups: list[str], nulls: dict[str, np.ndar
     )
 
 
-def kinds() -> Iterator[Kind]:
+def kinds(strengths: Sequence[float] = STRENGTHS) -> Iterator[Kind]:
     """Every kind of run."""
     for positions, groups, per_group in itertools.product(POSITIONS, GROUPS, (PER_GROUP,)):
         yield Kind("random", positions, "random", groups, per_group)
         yield Kind("flipped", positions, "random+flips", groups, per_group)
         for families in ("random", "random+flips"):
             yield Kind("detectable", positions, families, groups, per_group)
-    for (positions, families), groups, strength in itertools.product(CURVES, GROUPS, STRENGTHS):
+    for (positions, families), groups, strength in itertools.product(CURVES, GROUPS, strengths):
         yield Kind("mixed", positions, families, groups, PER_GROUP, strength)
 
 
@@ -182,7 +182,7 @@ def main() -> None:
     options = parse(sys.argv[1:])
     runs = Runs(Slopes.load(options.tables), options.draws)
     found = []
-    for kind in (kind for kind in kinds() if kind.vector in options.vectors):
+    for kind in (kind for kind in kinds(options.strengths) if kind.vector in options.vectors):
         found.append(counted(runs, kind, options.runs, options.seed))
         print(found[-1], file=sys.stderr, flush=True)
     table = pd.DataFrame(found)
@@ -198,6 +198,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tables", type=Path, default=Path("slope_tables"), help="folder of slope_tables.py")
     parser.add_argument("--runs", type=int, default=200, help="runs of each kind; half as many of mixed")
     parser.add_argument("--vectors", nargs="+", default=VECTORS, choices=VECTORS, help="which vectors; all by default")
+    parser.add_argument("--strengths", type=float, nargs="+", default=STRENGTHS, help="of mixed vectors")
     parser.add_argument("--draws", type=int, default=20, help="control vectors of each family")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("verdict_rates.csv"))

@@ -18,7 +18,7 @@
 # expect warm weather? It takes about 50 seconds of processor time on two cores. Replace both files by your own.
 #
 # The files have one JSON object per line. Pairs have `positive`, `negative` and a `group`; targets have `prompt`,
-# `target`, `label` (+1 or −1) and a `group`. Rows of one group belong together and are resampled together.
+# `target`, `label` (+1 or −1) and a `group`. Rows of one group belong together and count as one in intervals.
 
 # %%
 import json

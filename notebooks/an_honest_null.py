@@ -37,7 +37,7 @@ exp = sl.Experiment("honest-null", model="smollm2-135m", seed=0, overwrite=True,
 items
 
 # %% [markdown]
-# One item from each of the nine groups, to be quick. Intervals resample groups, so three items per group would narrow
+# One item from each of the nine groups, to be quick. Intervals are over groups, so three items per group would narrow
 # them less than one might expect.
 #
 # ## Pairs without a signal

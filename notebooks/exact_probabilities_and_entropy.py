@@ -137,9 +137,9 @@ summary.round(3)
 
 # %% [markdown]
 # Read `raw_change` and `kl` together. The mean entropy changes by a few hundredths of a nat out of three. Its interval
-# (whole texts resampled; with four texts only a rough one) may well exclude 0, but the change is small beside the
-# divergence. So the plan does **not** make the model much more or less certain; it makes it expect *other words* with
-# nearly the same certainty. From the entropy alone, one would conclude that this plan does almost nothing.
+# (over texts; with four texts a wide one) may well exclude 0, but the change is small beside the divergence. So the
+# plan does **not** make the model much more or less certain; it makes it expect *other words* with nearly the same
+# certainty. From the entropy alone, one would conclude that this plan does almost nothing.
 #
 # `policy_kl` is infinite on average. The steered nucleus contains tokens that the unsteered one does not, and the
 # divergence of a distribution that can draw a token from one that cannot is infinite. The share of such positions and

@@ -149,7 +149,7 @@ sweep.round(2)
 #
 # Any property works that you can express in pairs of sentences. A file of pairs has one JSON object per line, with
 # `positive`, `negative` and preferably a `group`: pairs about one subject belong together, and stay together when pairs
-# are split or resampled. Here we write such a file about warm and cold, and read it back.
+# are split. Here we write such a file about warm and cold, and read it back.
 
 # %%
 own_pairs = [

@@ -42,7 +42,7 @@ class TargetItem:
         prompt: text, chat messages or token ids.
         positives: targets with label +1, at least one.
         negatives: targets with label −1, at least one.
-        group: items of one group are resampled together.
+        group: items of one group are not independent; intervals are over groups.
     """
 
     prompt: PromptLike

@@ -1,5 +1,6 @@
 """AxBench's steering task: can a method bring a concept into answers that stay answers? (Wu et al. 2025)."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,11 +13,12 @@ from steerlab.core._numbers import as_list, as_number, check_flag, check_integer
 from steerlab.core.engine import Engine
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.display import count
 from steerlab.experiment._store.cell_engine import cell_engine_for
 from steerlab.experiment._store.run import Run
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.protocols._axbench_vectors import READ, WHERE, concept_vector
 from steerlab.protocols._recording import kept, run_of
 from steerlab.protocols.axbench_data import Concept
@@ -47,6 +49,7 @@ DIFFERS: Final = (
     "The prompt that asks for a concept is one fixed sentence; the paper has a model write one per concept.",
     "The largest activation is that in the training texts; the paper takes it from the texts of its detection task.",
     "The first token is neither read nor steered. Instructions and factors are the caller's.",
+    "Intervals (Student's t over concepts) are added.",
 )
 
 
@@ -82,9 +85,9 @@ def axbench(
 
     Returns:
         A `ProtocolResult`. `table`: a row per method: `concepts`, `score` (the mean rating from 0 to 2) with its
-        interval, concepts resampled, the means of the three parts, and `factor`, the mean of those chosen. `rows`: a
-        row per method, concept, instruction and factor: `text`, `score`, the parts' expected ratings, `mass`, `half`
-        (`choose` or `report`) and `chosen`.
+        interval, Student's t over concepts, the means of the three parts, and `factor`, the mean of those chosen.
+        `rows`: a row per method, concept, instruction and factor: `text`, `score`, the parts' expected ratings, `mass`,
+        `half` (`choose` or `report`) and `chosen`.
 
     Raises:
         InputError: for unknown methods, no concept, fewer than two instructions, or factors that are not positive.
@@ -121,7 +124,7 @@ def axbench(
                 texts = _steered(exp, vector, asked, scales, length, as_chat)
             rows.append(_rated(judged, texts, asked).assign(concept_name=concept.name, method=method))
     frame = _choose(pd.concat(rows, ignore_index=True), len(asked))
-    table = _table(frame, given, exp.seed)
+    table = summary_table(frame, given)
     result = ProtocolResult("axbench", PAPER, table, frame, SAME, DIFFERS, settings, _sentences(table, frame))
     return kept(run, settings, result)
 
@@ -188,12 +191,18 @@ def _choose(rows: pd.DataFrame, n: int) -> pd.DataFrame:
     return ordered
 
 
-def _table(rows: pd.DataFrame, methods: Sequence[str], seed: int) -> pd.DataFrame:
+def summary_table(rows: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
+    """A row per method, of the answers that are reported: `ProtocolResult.table` of the rows of `axbench`.
+
+    Args:
+        rows: rows of one call of `axbench`, or of several with other concepts.
+        methods: which, in this order.
+    """
     found: list[Any] = []
     reported = rows[rows.chosen & (rows.half == "report")]
     for method in methods:
         part: Any = reported[reported.method == method]
-        ends = cluster_bootstrap_mean(part.score.to_numpy(), part.concept_name.tolist(), seed=seed)
+        ends = cluster_t_mean(part.score.to_numpy(), part.concept_name.tolist())
         parts = [float(part[name].mean()) for name in PARTS]
         factor = np.nan if method == "prompting" else float(part.groupby("concept_name").factor.first().mean())
         n = part.concept_name.nunique()
@@ -204,20 +213,47 @@ def _table(rows: pd.DataFrame, methods: Sequence[str], seed: int) -> pd.DataFram
     return pd.DataFrame(found, columns=columns)
 
 
+def method_differences(rows: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
+    """Mean score of one method minus that of another on the same concepts, for every two, with Student's t intervals.
+
+    Args:
+        rows: as in `summary_table`.
+        methods: which.
+
+    Returns:
+        `method`, `other`, `concepts`, `difference`, `low`, `high`.
+    """
+    reported = rows[rows.chosen & (rows.half == "report")]
+    means = reported.groupby(["concept_name", "method"]).score.mean().unstack()
+    found = []
+    for one, other in itertools.combinations(methods, 2):
+        away = means[one] - means[other]
+        ends = cluster_t_mean(away.to_numpy(), away.index.tolist())
+        found.append((one, other, len(away), float(away.mean()), ends.low, ends.high))
+    return pd.DataFrame(found, columns=["method", "other", "concepts", "difference", "low", "high"])
+
+
 def _sentences(table: pd.DataFrame, rows: pd.DataFrame) -> tuple[str, ...]:
     ranked: Any = table.sort_values("score", ascending=False)
-    order = ", ".join(f"{r.method} {r.score:.2f} [{r.score_low:.2f}, {r.score_high:.2f}]" for r in ranked.itertuples())
+    order = ", ".join(f"{r.method} {_told(r.score, r.score_low, r.score_high)}" for r in ranked.itertuples())
     found = [f"Mean score from 0 to 2: {order}."]
-    best, second = ranked.iloc[0], ranked.iloc[min(1, len(ranked) - 1)]
-    if len(ranked) > 1 and best.score_low <= second.score_high:
-        found.append(
-            f"The intervals of {best.method} and {second.method} overlap: which of them is better is not shown by "
-            f"these {int(best.concepts)} concepts."
-        )
+    if len(ranked) > 1:
+        best = method_differences(rows, ranked.method.tolist()[:2]).iloc[0]
+        if not best.low > 0:
+            away = _told(best.difference, best.low, best.high)
+            found.append(
+                f"{best.method} minus {best.other} on the same concepts is {away}: which of them is better is not "
+                f"shown by {count(int(best.concepts), 'concept')}."
+            )
     mass = float(rows.mass.mean())
     if mass < 0.5:
         found.append(f"The judge puts {mass:.2f} of its probability on the ratings at all; they mean little.")
     return tuple(found)
+
+
+def _told(value: float, low: float, high: float) -> str:
+    """A mean with its interval; one concept has none."""
+    return f"{value:.2f}" if np.isnan(low) else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _one_layer(layer: Any, n_layers: int) -> Sequence[int]:

@@ -17,7 +17,7 @@ from steerlab.experiment._store.plans import resolved
 from steerlab.experiment._store.run import Run
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.protocols._arguments import behaviours_of, multipliers_of
 from steerlab.protocols._recording import kept, run_of, scoring_engine
 from steerlab.protocols.choices import ChoiceItems
@@ -38,7 +38,7 @@ DIFFERS: Final = (
     "here unless chat=True.",
     "The vector is added at the last prompt token and what follows; the paper adds it at every token after the "
     "user's instruction.",
-    "Intervals (questions resampled) are added; the paper gives none.",
+    "Intervals (Student's t over questions) are added; the paper gives none.",
     "Vectors are not rescaled to one norm across behaviours.",
     "Open-ended generation and its scores are not part of this.",
 )
@@ -97,7 +97,7 @@ def caa(
         with run.measuring("caa", lambda t=test: ([t.targets(chat=as_chat)], settings)):
             rows += [_rows(run, vectors[layer], test, factors, name, as_chat) for layer in wanted]
     frame: Any = pd.concat(rows, ignore_index=True)[COLUMNS]
-    table = _table(frame, factors, exp.seed)
+    table = _table(frame, factors)
     result = ProtocolResult("caa", PAPER, table, frame, SAME, DIFFERS, settings, _sentences(table, factors))
     return kept(run, settings, result)
 
@@ -177,13 +177,13 @@ def _rows(
     )
 
 
-def _table(rows: pd.DataFrame, factors: Sequence[float], seed: int) -> pd.DataFrame:
+def _table(rows: pd.DataFrame, factors: Sequence[float]) -> pd.DataFrame:
     found: list[Any] = []
     for (behaviour, layer), part in rows.groupby(["behaviour", "layer"], sort=False):  # pyright: ignore[reportGeneralTypeIssues]
         wide: Any = part.pivot(index="item", columns="multiplier", values="p_matching")
         change = (wide[factors[-1]] - wide[factors[0]]).to_numpy()
         asked = part.drop_duplicates("item").sort_values("item").question.tolist()
-        ends = cluster_bootstrap_mean(change, asked, seed=seed)
+        ends = cluster_t_mean(change, asked)
         means = [float(wide[factor].mean()) for factor in factors]
         found.append((behaviour, layer, len(wide), *means, float(change.mean()), ends.low, ends.high))
     at = [f"p at {factor:g}" for factor in factors]

@@ -14,7 +14,7 @@ from steerlab.core.errors import InputError
 from steerlab.experiment._store.run import Run
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.protocols._arguments import split_both, texts_of
 from steerlab.protocols._condition import Threshold, best_threshold, readings, scores
 from steerlab.protocols._next_tokens import refusal_log_odds
@@ -50,7 +50,7 @@ DIFFERS: Final = (
     "One layer is read; the first token is left out.",
     "The behaviour vector is read at the last token of the begun reply, is added from the prompt's last token on, and "
     "its strength is a share of the median norm of the stream.",
-    "Prompts, begun replies and refusal tokens are those given here. Intervals (prompts resampled) are added.",
+    "Prompts, begun replies and refusal tokens are those given here. Intervals (Student's t over prompts) are added.",
 )
 
 
@@ -128,7 +128,7 @@ def cast(
             zip(ARMS, (None, _plan(vectors, dose, None), _plan(vectors, dose, condition)), strict=True)
         )
         rows = _rows(run, plans, test, read_of, threshold, tokens, as_chat)
-    table = _table(rows, exp.seed)
+    table = _table(rows)
     found = _sentences(table, str(condition), threshold.f1)
     return kept(run, settings, ProtocolResult("cast", PAPER, table, rows, SAME, DIFFERS, settings, found))
 
@@ -165,13 +165,13 @@ def _rows(
     return pd.concat(found, ignore_index=True)
 
 
-def _table(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _table(rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     for arm in ARMS:
         parts: dict[str, Any] = {kind: rows[(rows.arm == arm) & (rows.kind == kind)] for kind in ("target", "other")}
         row: dict[str, Any] = {"arm": arm}
         for kind, part in parts.items():
-            ends = cluster_bootstrap_mean(part.p_refusal.to_numpy(), part.prompt.tolist(), seed=seed)
+            ends = cluster_t_mean(part.p_refusal.to_numpy(), part.prompt.tolist())
             row |= {kind: float(part.p_refusal.mean()), f"{kind}_low": ends.low, f"{kind}_high": ends.high}
         row |= {f"{kind}_log_odds": float(part.log_odds.mean()) for kind, part in parts.items()}
         row |= {f"{kind}_steered": float(part.steered.mean()) for kind, part in parts.items()}

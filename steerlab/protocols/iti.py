@@ -19,7 +19,7 @@ from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.cost import perplexities
 from steerlab.experiment.measurements.protocols import ProtocolResult
 from steerlab.experiment.measurements.texts import neutral_texts
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.protocols._iti_heads import Heads
 from steerlab.protocols._next_tokens import kl_of_next_tokens
 from steerlab.protocols._recording import kept, run_of, scoring_engine
@@ -48,7 +48,7 @@ DIFFERS: Final = (
     "The KL divergence is of unsteered from steered, after each text; the paper averages it over the tokens of web "
     "text.",
     "Generated answers are not judged, so truthful and informative are not measured.",
-    "Intervals (questions resampled) are added.",
+    "Intervals (Student's t over questions) are added.",
 )
 
 
@@ -89,7 +89,7 @@ def iti(
         measured in, `question`, `mc1` (0 or 1), `mc2`.
 
     Raises:
-        InputError: for unusable arguments, or an engine that does not read heads.
+        InputError: for unusable arguments, more heads than there are, or an engine that does not read heads.
         DataError: for too few questions.
         HookPointError: for a model in which attn_out is not the sum of its heads.
 
@@ -118,13 +118,13 @@ def iti(
     asked = [[item.prompt(chat=chat, before=before) for item in half] for half in halves]
     with run.measuring("iti", lambda: ([one for half in asked for one in half], settings)):
         for k, (fit, measured) in enumerate((halves, halves[::-1])):
-            own = Heads(run, fit.pairs(chat=chat, before=before), list(wanted), n_folds, reader)
+            own = Heads(run, fit.pairs(chat=chat, before=before), list(wanted), n_folds, reader, counts[-1])
             best.append(_in_words(own))
             plans = _plans(run, own, counts, strengths)
             made.append(_rows(run, plans, measured, before=before, chat=chat).assign(half=k))
             costs += _costs(run, plans, neutral)
     rows: Any = pd.concat(made, ignore_index=True)
-    table = _table(rows, pd.DataFrame(costs), exp.seed)
+    table = _table(rows, pd.DataFrame(costs))
     result = ProtocolResult("iti", PAPER, table, rows, SAME, DIFFERS, settings, _sentences(table, best))
     return kept(run, settings, result)
 
@@ -189,14 +189,14 @@ def _costs(run: Run, plans: Arms, texts: list[PromptLike]) -> list[dict[str, flo
     return found
 
 
-def _table(rows: pd.DataFrame, costs: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _table(rows: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
     base: Any = rows[rows["heads"] == 0].set_index("question").mc2
     spent: Any = costs.groupby(["heads", "alpha"]).mean()
     found: list[Any] = []
     key: Any
     for key, part in rows.groupby(["heads", "alpha"], sort=False):  # pyright: ignore[reportGeneralTypeIssues]
         change = part.mc2.to_numpy() - base.loc[part.question].to_numpy()
-        ends = cluster_bootstrap_mean(change, part.question.tolist(), seed=seed)
+        ends = cluster_t_mean(change, part.question.tolist())
         ce, kl = spent.loc[key, ["ce", "kl"]]
         ratio = float(np.exp(ce - spent.ce.iloc[0]))
         means = (float(part.mc1.mean()), float(part.mc2.mean()), float(change.mean()))

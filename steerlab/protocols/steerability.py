@@ -14,7 +14,7 @@ from steerlab.core.errors import InputError
 from steerlab.experiment._store.run import Run
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
-from steerlab.measures.intervals import cluster_bootstrap_mean, least_squares_slopes
+from steerlab.measures.intervals import cluster_t_mean, least_squares_slopes
 from steerlab.protocols._arguments import behaviours_of, multipliers_of
 from steerlab.protocols._recording import kept, margins, run_of
 from steerlab.protocols.choices import ChoiceItems
@@ -40,7 +40,7 @@ DIFFERS: Final = (
     "experiment's, and questions are plain text unless chat=True.",
     "Which answer is called (A) is as in the file, and is not drawn anew.",
     "With several layers the layer is chosen for each behaviour; the paper fixes one per model after a sweep.",
-    "Intervals (questions resampled) are added; the paper gives none.",
+    "Intervals (Student's t over questions) are added; the paper gives none.",
     "Prompts under which the vector is measured are those given here, not the paper's.",
 )
 
@@ -108,7 +108,7 @@ def steerability(
             layer = _best_layer(run, [vectors[k] for k in wanted], validation, factors, as_chat)
             rows += [_rows(run, vectors[layer], test, factors, name, one, as_chat) for one in variants]
     frame = pd.concat(rows, ignore_index=True)
-    table = _table(frame, exp.seed)
+    table = _table(frame)
     result = ProtocolResult("steerability", PAPER, table, frame, SAME, DIFFERS, settings, _sentences(table))
     return kept(run, settings, result)
 
@@ -155,7 +155,7 @@ def _rows(
     )
 
 
-def _table(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _table(rows: pd.DataFrame) -> pd.DataFrame:
     found: list[Any] = []
     for behaviour, of_behaviour in rows.groupby("behaviour", sort=False):
         wide: Any = of_behaviour.pivot(index="item", columns="prompt", values="slope")
@@ -163,7 +163,7 @@ def _table(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
         ranks = wide.corr(method="spearman")["plain"]
         for prompt, part in of_behaviour.groupby("prompt", sort=False):
             slopes = part.slope.to_numpy(dtype=float)
-            ends = cluster_bootstrap_mean(slopes, part.question.tolist(), seed=seed)
+            ends = cluster_t_mean(slopes, part.question.tolist())
             figures = (float(slopes.mean()), ends.low, ends.high, float(slopes.std(ddof=1)), float((slopes < 0).mean()))
             shares = (explained_share(slopes, part.matching.tolist()), between, float(ranks[prompt]))
             found.append((behaviour, prompt, int(part.layer.iloc[0]), len(part), *figures, *shares))

@@ -21,7 +21,7 @@ from steerlab.core.receipts import EditReceipt, Receipt, mean_change
 from steerlab.steering.operators._base import Direction
 from steerlab.steering.operators._edit import Edit
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions._by_tokens import trail_of
+from steerlab.steering.positions._by_tokens import by_tokens, trail_of
 from steerlab.steering.positions._prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions._rows import RowPositions
 from steerlab.steering.positions._sets import Where
@@ -93,6 +93,11 @@ class PlanRun:
     def hook_points(self) -> list[HookPoint]:
         """Where `edit` must be called in every pass: what conditions read, and what edits change."""
         return list(dict.fromkeys([condition.hook_point for condition in self._gates] + self.plan.hook_points))
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether the prompts alone decide which generated tokens are edited."""
+        return next(iter(by_tokens(self.plan.sets)), None) is None
 
     def begin(self, rows: RowPositions) -> RowPositions:
         """States which tokens the coming pass holds.

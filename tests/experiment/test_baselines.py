@@ -10,7 +10,7 @@ import torch
 import steerlab as sl
 from steerlab.core.errors import InputError
 from steerlab.experiment.measurements.baselines._measure import neutral_lead, text_nlls_after
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.scoring import text_nlls
 from tests.experiment.data import TARGETS, TEXTS
 
@@ -152,7 +152,7 @@ def test_it_is_kept_reported_and_not_measured_again(experiment, effect, found, t
 def test_intervals_are_over_items_by_group(found):
     point = found.points[(found.points.arm == "few-shot") & (found.points.strength == 3)].iloc[0]
     rows = found.rows[(found.rows.arm == "few-shot") & (found.rows.strength == 3)]
-    ends = cluster_bootstrap_mean(rows.change.to_numpy(), rows.group.tolist(), seed=0)
+    ends = cluster_t_mean(rows.change.to_numpy(), rows.group.tolist())
     assert (point.change_low, point.change_high) == pytest.approx((ends.low, ends.high))
 
 

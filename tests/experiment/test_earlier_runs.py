@@ -100,3 +100,9 @@ def test_the_same_model_adds_to_it(folder: Path, tiny_llama_engine: sl.LensEngin
     again = sl.Experiment.load(folder / "all")
     assert len(again.results.generations) == before + 1
     assert again.verify(n=0).ok
+
+
+def test_a_report_names_the_rule_of_its_intervals(folder: Path, experiment: sl.Experiment) -> None:
+    report = experiment.report(folder / "again.md").read_text(encoding="utf-8")
+    assert "with intervals by percentile bootstrap over texts" in report  # kept as they were
+    assert "with intervals by Student's t over texts" in report  # of entropies, which are kept as rows

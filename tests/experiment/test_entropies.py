@@ -167,11 +167,12 @@ def test_means_by_text_worked_by_hand():
     assert table.policy_kl_finite.tolist() == [0.5, pytest.approx(0.2)]
 
 
-def test_summary_resamples_texts():
-    table = entropy_summary(made_up(), n_resamples=2000).set_index("quantity")
+def test_summary_is_over_texts():
+    table = entropy_summary(made_up()).set_index("quantity")
     change = table.loc["change"]
     assert change["mean"] == -0.25
-    assert (change.low, change.high) == (-1.0, 0.5)  # both ends are one text drawn twice
+    # without a text −1 and 0.5, so the standard error is 0.75, times Student's t with one degree of freedom
+    assert (change.low, change.high) == pytest.approx((-0.25 - 0.75 * 12.706205, -0.25 + 0.75 * 12.706205))
     assert (change.num_tokens, change.num_texts) == (4, 2)
     assert table.loc["policy_kl", "mean"] == math.inf
     assert math.isnan(table.loc["policy_kl", "low"])

@@ -78,11 +78,12 @@ def figures(base, steered, prompts):
 
 
 def test_worked_by_hand():
-    # prompt 0: changes 1 and 3; prompt 1: change −2. Mean 2/3. Resampled prompts: 00 → 2, 01 → 2/3, 11 → −2
+    # prompt 0: changes 1 and 3; prompt 1: change −2. Mean 2/3; without a prompt −2 and 2, so the standard error is 2,
+    # times the 97.5 % point of Student's t with one degree of freedom
     (found,) = paired_differences(figures([1, 1, 5], [2, 4, 3], [0, 0, 1]), "figure")
     assert (found.base_mean, found.mean) == (pytest.approx(7 / 3), 3.0)
     assert found.difference == pytest.approx(2 / 3)
-    assert (found.low, found.high) == (-2, 2)
+    assert (found.low, found.high) == pytest.approx((2 / 3 - 2 * 12.706205, 2 / 3 + 2 * 12.706205))
     assert (found.num_pairs, found.num_missing, found.num_prompts) == (3, 0, 2)
 
 
@@ -102,8 +103,7 @@ def test_interval_agrees_with_student_for_one_sample_a_prompt():
     change = rng.normal(0.3, 1, size=200)
     (found,) = paired_differences(figures(base, base + change, list(range(200))), "figure")
     expected = stats.ttest_rel(base + change, base).confidence_interval()
-    assert found.low == pytest.approx(expected.low, abs=0.02)
-    assert found.high == pytest.approx(expected.high, abs=0.02)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
 def test_samples_of_one_prompt_are_not_independent():
@@ -111,8 +111,8 @@ def test_samples_of_one_prompt_are_not_independent():
     per_prompt = rng.normal(size=20)
     change, prompts = np.repeat(per_prompt, 30), np.repeat(np.arange(20), 30).tolist()
     (found,) = paired_differences(figures(np.zeros(600), change, prompts), "figure")
-    expected = 2 * 1.96 * per_prompt.std(ddof=1) / math.sqrt(20)
-    assert found.high - found.low == pytest.approx(expected, rel=0.25)  # as wide as 20 prompts give, not 600 samples
+    expected = 2 * 2.093024 * per_prompt.std(ddof=1) / math.sqrt(20)
+    assert found.high - found.low == pytest.approx(expected)  # as wide as 20 prompts give, not 600 samples
 
 
 def test_rows_that_cannot_be_paired_are_refused():

@@ -81,11 +81,12 @@ def check(shown: pd.Series, values: object) -> None:
 
 
 def ends_agree(shown: tuple[float, float], sums: np.ndarray, counts: np.ndarray) -> None:
-    """Whether an interval is a percentile bootstrap of groups, up to the chance in another one."""
-    draws = np.random.default_rng(12).integers(len(sums), size=(20000, len(sums)))
-    means = sums[draws].sum(axis=1) / counts[draws].sum(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    assert shown == pytest.approx((low, high), abs=0.15 * (high - low) + 1e-3)
+    """Whether an interval is Student's t over groups, its standard error by leaving out one at a time."""
+    n = len(sums)
+    without = [np.delete(sums, k).sum() / np.delete(counts, k).sum() for k in range(n)]
+    error = np.sqrt((n - 1) * np.var(without))
+    ends = scipy.stats.t.interval(0.95, n - 1, loc=sums.sum() / counts.sum(), scale=error)
+    assert shown == pytest.approx(ends, rel=6e-3, abs=1e-3)
 
 
 def interval(cell: str) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import torch
 import steerlab as sl
 from steerlab.core.errors import DataError, InputError
 from steerlab.protocols import Concept, axbench, read_concepts, read_instructions
-from steerlab.protocols.axbench import PARTS, rubrics
+from steerlab.protocols.axbench import PARTS, _sentences, method_differences, rubrics, summary_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:reft_r1. the held-out loss is")  # four steps teach little
 
@@ -175,3 +175,46 @@ def test_arguments_that_cannot_be_used(tiny_llama_engine, changed, message):
         axbench(exp, [], INSTRUCTIONS, **OPTIONS)
     with pytest.raises(DataError, match="at least one"):
         Concept("joy", (), (("a", "b"),))
+
+
+def test_random_directions_differ_between_concepts(found):
+    _, exp = found
+    drawn = [v for s in exp.results.vectors for v in s.values() if v.card.method == "axbench random"]
+    assert [v.name for v in drawn] == ["joy", "sea"]
+    assert abs(float(drawn[0].unit @ drawn[1].unit)) < 0.9
+
+
+def rated(scores):
+    """Rows of two methods on as many concepts as there are pairs of scores, two answers each."""
+    rows = [
+        {"method": method, "concept_name": str(k), "score": score + shift, "mass": 1.0, "factor": 1.0}
+        for k, pair in enumerate(scores)
+        for method, score in zip(("diff_mean", "random"), pair, strict=True)
+        for shift in (-0.1, 0.1)
+    ]
+    return pd.DataFrame(rows).assign(chosen=True, half="report", **dict.fromkeys(PARTS, 1.0))
+
+
+def test_methods_are_compared_on_the_same_concepts():
+    (found,) = method_differences(rated([(1.0, 0.5), (1.5, 0.9), (0.4, 0.1)]), ["diff_mean", "random"]).itertuples()
+    away = np.array([0.5, 0.6, 0.3])
+    reach = 4.302653 * away.std(ddof=1) / 3**0.5  # the 97.5 % point of Student's t with two degrees of freedom
+    assert (found.method, found.other, found.concepts) == ("diff_mean", "random", 3)
+    assert found.difference == pytest.approx(away.mean())
+    assert (found.low, found.high) == pytest.approx((away.mean() - reach, away.mean() + reach))
+    alone = method_differences(rated([(1.0, 0.5)]), ["diff_mean", "random"])
+    assert alone[["low", "high"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("scores", "told"),
+    [
+        ([(1.0, 0.5), (1.1, 0.55)], ["Mean score from 0 to 2: diff_mean 1.05 [0.41, 1.69], random 0.53 [0.21, 0.84]."]),
+        ([(1.0, 0.5)], ["Mean score from 0 to 2: diff_mean 1.00, random 0.50.", "is not shown by 1 concept."]),
+    ],
+)
+def test_what_is_not_shown_is_said(scores, told):
+    rows = rated(scores)
+    found = _sentences(summary_table(rows, ["diff_mean", "random"]), rows)
+    assert len(found) == len(told)
+    assert all(part in sentence for part, sentence in zip(told, found, strict=True))

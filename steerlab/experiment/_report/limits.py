@@ -49,7 +49,7 @@ def _effect_limits(effect: Effect) -> list[str]:
     items = effect.item_slopes
     groups = int(items.group.nunique())
     size = f"{len(items)} items in {groups} groups were measured"
-    found = [f"{size}; intervals resample groups, so {groups} is the number that counts."]
+    found = [f"{size}; intervals are over groups, so {groups} is the number that counts."]
     if groups < FEW_GROUPS:
         found[0] += (
             f" With fewer than {FEW_GROUPS} groups an interval is wide, and where items are skewed it covers the truth "

@@ -23,10 +23,11 @@ from steerlab.experiment._store.results import frame_kind
 from steerlab.experiment._store.run import Run
 from steerlab.experiment._store.session import Session
 from steerlab.experiment.measurements._checks import check_doses
+from steerlab.experiment.measurements._interval_rule import RULE_COLUMN, rule_of, with_rule
 from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.generations import completions, generate_paired
 from steerlab.experiment.measurements.texts import neutral_texts, text_statistics
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.scoring import text_nlls
 from steerlab.steering.plan import Plan
 
@@ -41,13 +42,11 @@ def perplexity_cost(
     doses: Sequence[float],
     *,
     level: float = 0.95,
-    n_resamples: int = 2000,
-    seed: int = 0,
 ) -> pd.DataFrame:
     """Perplexity of texts under the plan at each dose, and its ratio to the unsteered model's.
 
     Ratios weight every token alike: exp of the mean difference of negative log-probability per token. Their intervals
-    resample whole texts, each with its tokens in both arms.
+    are Student's t over texts, each with its tokens in both arms.
 
     Args:
         engine: the engine.
@@ -55,12 +54,10 @@ def perplexity_cost(
         texts: texts to score, of at least two tokens each.
         doses: factors the plan is scaled by.
         level: coverage of the intervals.
-        n_resamples: bootstrap draws.
-        seed: of the draws.
 
     Returns:
         A row per dose: `dose`, `nll` (mean per token, nats), `perplexity`, `ppl_ratio`, `ppl_ratio_low` and
-        `ppl_ratio_high` (NaN for a single text), `num_tokens`, `num_texts`.
+        `ppl_ratio_high` (NaN for a single text), `num_tokens`, `num_texts`, and `interval`, the rule of the intervals.
 
     Raises:
         PromptError: for a text of fewer than two tokens.
@@ -70,7 +67,7 @@ def perplexity_cost(
     def nlls(dose: float) -> list[np.ndarray]:
         return text_nlls(engine, texts, plan=None if dose == 0 else plan.scaled(dose))
 
-    return _table(nlls, doses, level=level, n_resamples=n_resamples, seed=seed)
+    return _table(nlls, doses, level=level)
 
 
 def _table(
@@ -78,17 +75,15 @@ def _table(
     doses: Sequence[float],
     *,
     level: float = 0.95,
-    n_resamples: int = 2000,
-    seed: int,
 ) -> pd.DataFrame:
     """The table of `perplexity_cost`, from a function that gives the nats per token of every text at a dose."""
     base, rows = nlls_at(0.0), []
     with progress(len(doses), "cost", "dose") as bar:
         for dose in doses:
             nlls = base if dose == 0 else nlls_at(dose)
-            rows.append((dose, *perplexity_figures(nlls, base, level=level, n_resamples=n_resamples, seed=seed)))
+            rows.append((dose, *perplexity_figures(nlls, base, level=level)))
             bar.update()
-    return pd.DataFrame(rows, columns=["dose", *COLUMNS])
+    return with_rule(pd.DataFrame(rows, columns=["dose", *COLUMNS]))
 
 
 def perplexity_figures(
@@ -96,8 +91,6 @@ def perplexity_figures(
     base: Sequence[np.ndarray],
     *,
     level: float = 0.95,
-    n_resamples: int = 2000,
-    seed: int = 0,
 ) -> tuple[float, float, float, float, float, int, int]:
     """Figures of one arm against the unsteered one, from the negative log-probabilities of the same tokens.
 
@@ -105,8 +98,6 @@ def perplexity_figures(
         nlls: per text, nats of each token in the arm.
         base: the same without steering.
         level: coverage of the interval.
-        n_resamples: bootstrap draws.
-        seed: of the draws.
 
     Returns:
         Mean nll, perplexity, ratio, low and high end of the ratio's interval, number of tokens, number of texts.
@@ -117,9 +108,9 @@ def perplexity_figures(
     change = _changes(nlls, base)
     lengths = [len(text) for text in base]
     texts = np.repeat(np.arange(len(lengths)), lengths).astype(str).tolist()
-    interval = cluster_bootstrap_mean(change, texts, level=level, n_resamples=n_resamples, seed=seed)
+    interval = cluster_t_mean(change, texts, level=level)
     nll = float(np.concatenate(list(nlls)).mean())
-    # exp keeps order, so the quantiles of a mean go through it
+    # exp keeps order, so the ends of a mean's interval go through it
     ratio, low, high = (exp_or_inf(value) for value in (float(change.mean()), interval.low, interval.high))
     return nll, exp_or_inf(nll), ratio, low, high, len(change), len(lengths)
 
@@ -199,7 +190,7 @@ def measure_cost(
 
 def perplexities(session: Session, plan: Plan, texts: Sequence[PromptLike], doses: Sequence[float]) -> pd.DataFrame:
     """As `perplexity_cost`; the texts at a dose are a cell."""
-    return _table(lambda dose: _token_nlls(session, plan, dose, texts), doses, seed=session.seed)
+    return _table(lambda dose: _token_nlls(session, plan, dose, texts), doses)
 
 
 def _token_nlls(session: Session, plan: Plan, dose: float, texts: Sequence[PromptLike]) -> list[np.ndarray]:
@@ -228,9 +219,11 @@ def _nlls_again(session: Session, stored: StoredCell) -> pd.DataFrame:
 
 def cost_blocks(frame: Any, place: str) -> list[Block]:
     """Perplexity of further text, and the form of completions if it is there; `frame` as `Experiment.cost` gives it."""
-    other = [column for column in frame.columns if column not in _PERPLEXITY and column != "plan_hash"]
+    other = [column for column in frame.columns if column not in (*_PERPLEXITY, "plan_hash", RULE_COLUMN)]
     text = frame[[column for column in _PERPLEXITY if column in frame.columns]]
-    tables: list[Block] = [table_of(text, "Perplexity of text per dose, with intervals over texts", place=place)]
+    tables: list[Block] = [
+        table_of(text, f"Perplexity of text per dose, with intervals by {rule_of(frame)} over texts", place=place)
+    ]
     if other:
         tables.append(table_of(frame[["dose", *other]], "Form of what was generated, per dose", place=place))
     return tables

@@ -30,7 +30,7 @@ from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.texts import neutral_texts
 from steerlab.measures.divergence import kl
 from steerlab.measures.entropy import entropy
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.measures.log_probs import chosen_log_probs
 from steerlab.measures.nucleus import policy_log_probs
 from steerlab.measures.overlap import jaccard, kept_share
@@ -54,7 +54,6 @@ QUANTITIES = {
     "policy_kl_infinite": "share of tokens with infinite policy KL",
     "policy_kl_finite": "policy KL over the other tokens (nats)",
 }
-_RESAMPLES = 1000
 LOGIT_BYTES = 256 << 20
 SUMMARISED = (
     "base",
@@ -141,14 +140,12 @@ def entropy_by_text(rows: pd.DataFrame) -> pd.DataFrame:
     return means.reset_index()
 
 
-def entropy_summary(rows: pd.DataFrame, *, level: float = 0.95, n_resamples: int = 4000, seed: int = 0) -> pd.DataFrame:
-    """Means over all tokens, with bootstrap intervals that resample whole texts.
+def entropy_summary(rows: pd.DataFrame, *, level: float = 0.95) -> pd.DataFrame:
+    """Means over all tokens, with intervals by Student's t over texts.
 
     Args:
         rows: as `entropy_change` makes them.
         level: coverage of the intervals.
-        n_resamples: bootstrap draws.
-        seed: of the draws.
 
     Returns:
         A row per figure of `entropy_by_text`: `quantity`, `mean`, `low`, `high`, `num_tokens`, `num_texts`. Ends are
@@ -161,7 +158,7 @@ def entropy_summary(rows: pd.DataFrame, *, level: float = 0.95, n_resamples: int
         values, texts = part[name].to_numpy(dtype=float), part.text.astype(str).tolist()
         low = high = math.nan
         if len(values) and np.isfinite(values).all():
-            interval = cluster_bootstrap_mean(values, texts, level=level, n_resamples=n_resamples, seed=seed)
+            interval = cluster_t_mean(values, texts, level=level)
             low, high = interval.low, interval.high
         found.append((name, float(values.mean()) if len(values) else math.nan, low, high, len(values), len(set(texts))))
     return pd.DataFrame(found, columns=["quantity", "mean", "low", "high", "num_tokens", "num_texts"])
@@ -340,13 +337,13 @@ def entropy_blocks(frame: pd.DataFrame, place: str) -> list[Block]:
         "divergence of the model's distributions, KL(steered‖base)."
     )
     drawn = picture("entropy", partial(plots.plot_entropy, frame), finding, caption)
-    table = table_of(_entropy_table(frame), "Means over all tokens, with intervals that resample whole texts")
+    table = table_of(_entropy_table(frame), "Means over all tokens, with intervals by Student's t over texts")
     where = Paragraph(f"Every position is in {place}.", quiet=True)
     return [Paragraph(finding), *conditions(frame), Plots([drawn]), table, where]
 
 
 def _entropy_table(frame: pd.DataFrame) -> pd.DataFrame:
-    table = entropy_summary(frame, n_resamples=_RESAMPLES)
+    table = entropy_summary(frame)
     return table.assign(quantity=[QUANTITIES[name] for name in table.quantity])
 
 

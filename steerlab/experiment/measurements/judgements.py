@@ -20,6 +20,7 @@ from steerlab.experiment._store.cell_engine import cell_engine_for
 from steerlab.experiment._store.findings import read_finding
 from steerlab.experiment._store.results import finding_kind
 from steerlab.experiment._store.run import Run
+from steerlab.experiment.measurements._interval_rule import rule_of, with_rule, without_rule
 from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.pairing import KEY, paired_differences
 from steerlab.scoring.judging import JudgeCard, Judgements, RubricJudge
@@ -37,8 +38,8 @@ class JudgedTexts(Shown):
         rows: a row per completion and rubric, as in `Judgements.rows`: the distribution over the labels.
         texts: a row per completion: `text_index`, `prompt_index`, `sample_index`, `dose`, `rating`.
         doses: a row per dose: `dose`, `num_texts`, `rating` (mean), `difference` from dose 0 (or the smallest dose)
-            over the same prompts and draws with `difference_low` and `difference_high`, prompts resampled; `entropy` of
-            the ratings (nats) and `mass`, means over texts and rubrics.
+            over the same prompts and draws with `difference_low` and `difference_high`, by Student's t over prompts;
+            `entropy` of the ratings (nats) and `mass`, means over texts and rubrics; `interval`, the rule of the ends.
         plan_hash: of the plan at scale 1.
         judge: model, rubrics and scale.
     """
@@ -55,9 +56,9 @@ class JudgedTexts(Shown):
         return f"{len(self.texts)} texts, mean rating {means}, by {self.judge.model}, rubric {self.judge.rubric_hash}"
 
     def _pieces(self) -> Sequence[Piece]:
-        rows = [
-            (dose, rating, f"{figure(change)} {interval(low, high)}", mass)
-            for dose, _, rating, change, low, high, _, mass in self.doses.itertuples(index=False)
+        rows: Any = [
+            (r.dose, r.rating, f"{figure(r.difference)} {interval(r.difference_low, r.difference_high)}", r.mass)
+            for r in self.doses.itertuples(index=False)
         ]
         return [
             Table(["dose", "mean rating", "difference", "mass"], rows),
@@ -90,7 +91,7 @@ def rated(run: Run, frame: pd.DataFrame, judge: RubricJudge) -> pd.DataFrame:
     texts: Any = said.texts.assign(**{name: frame[name].to_numpy() for name in (*KEY, "dose")})
     texts = texts[["text_index", *KEY, "dose", "rating"]]
     plan_hash = str(frame.plan_hash.iloc[0])
-    finding = JudgedTexts(rows, texts, _by_dose(rows, texts, session.seed), plan_hash, judge.card)
+    finding = JudgedTexts(rows, texts, _by_dose(rows, texts), plan_hash, judge.card)
     contents = frame[["prompt", "text", "dose", *KEY]].values.tolist()
     run.keep("judgement", [judge.card.hash, plan_hash, contents], finding)
     return frame.assign(**_columns(said))
@@ -107,10 +108,10 @@ def _columns(said: Judgements) -> dict[str, np.ndarray]:
     return found
 
 
-def _by_dose(rows: pd.DataFrame, texts: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _by_dose(rows: pd.DataFrame, texts: pd.DataFrame) -> pd.DataFrame:
     doses = sorted(float(dose) for dose in texts.dose.unique())
     base = 0.0 if 0.0 in doses else doses[0]
-    differences = {d.dose: d for d in paired_differences(texts, "rating", base_dose=base, seed=seed)}
+    differences = {d.dose: d for d in paired_differences(texts, "rating", base_dose=base)}
     of_text: Any = rows.groupby("text_index")[["entropy", "mass"]].mean()
     found: list[Any] = []
     for dose in doses:
@@ -120,7 +121,7 @@ def _by_dose(rows: pd.DataFrame, texts: pd.DataFrame, seed: int) -> pd.DataFrame
         figures = of_text.loc[part.text_index].mean()
         found.append((dose, len(part), float(part.rating.mean()), *change, figures.entropy, figures.mass))
     columns = ["dose", "num_texts", "rating", "difference", "difference_low", "difference_high", "entropy", "mass"]
-    return pd.DataFrame(found, columns=columns)
+    return with_rule(pd.DataFrame(found, columns=columns))
 
 
 def judgement_blocks(found: JudgedTexts) -> list[Block]:
@@ -144,7 +145,7 @@ def judgement_blocks(found: JudgedTexts) -> list[Block]:
     return [
         Paragraph(text),
         *[Paragraph(caution) for caution in cautions],
-        table_of(found.doses, "Ratings per dose"),
+        table_of(without_rule(found.doses), f"Ratings per dose; intervals are by {rule_of(found.doses)} over prompts"),
         FactsBlock([(name, str(value)) for name, value in found.judge.facts()]),
     ]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from steerlab.core.errors import DataError
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 
 KEY = ["prompt_index", "sample_index"]
 
@@ -45,7 +45,7 @@ class PairedDifference:
         base_mean: mean at the base dose, over the pairs.
         mean: mean at the dose, over the pairs.
         difference: mean − base_mean.
-        low: lower end of its bootstrap interval, prompts resampled with all their samples; NaN for one prompt.
+        low: lower end of its interval, Student's t over prompts with all their samples; NaN for one prompt.
         high: upper end.
         num_pairs: pairs of completions that have the figure at both doses.
         num_missing: pairs left out because one side has none (NaN).
@@ -71,8 +71,6 @@ def paired_differences(
     *,
     base_dose: float = 0.0,
     level: float = 0.95,
-    n_resamples: int = 4000,
-    seed: int = 0,
 ) -> list[PairedDifference]:
     """The mean difference of a figure from its value at the base dose, at each other dose.
 
@@ -81,8 +79,6 @@ def paired_differences(
         column: a numeric column, e.g. `num_tokens`, `repetition` or `judge`.
         base_dose: the dose to compare with.
         level: coverage of the intervals.
-        n_resamples: bootstrap draws.
-        seed: of the draws.
 
     Returns:
         One entry per other dose, in order of dose; `pd.DataFrame(entries)` is a table.
@@ -93,17 +89,16 @@ def paired_differences(
     wide = _wide(rows, column)
     if base_dose not in wide.columns:
         raise DataError(f"There are no completions at dose {base_dose:g}; doses here: {wide.columns.tolist()}.")
-    options = {"level": level, "n_resamples": n_resamples, "seed": seed}
     others = [dose for dose in wide.columns if dose != base_dose]
-    return [_difference(wide, column, float(dose), base_dose, options) for dose in others]
+    return [_difference(wide, column, float(dose), base_dose, level) for dose in others]
 
 
-def _difference(wide: Any, column: str, dose: float, base_dose: float, options: dict[str, Any]) -> PairedDifference:
+def _difference(wide: Any, column: str, dose: float, base_dose: float, level: float) -> PairedDifference:
     table = wide[[base_dose, dose]].astype(float)
     pairs = table.dropna()
     change = (pairs[dose] - pairs[base_dose]).to_numpy()
     prompts = pairs.index.get_level_values("prompt_index").astype(str).tolist()
-    ends = cluster_bootstrap_mean(change, prompts, **options)
+    ends = cluster_t_mean(change, prompts, level=level)
     return PairedDifference(
         column=column,
         dose=dose,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from steerlab.core.results import Score
 from steerlab.display import Facts, Fold, Piece, Shown, Table, figure, interval
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 from steerlab.scoring.judging.rating import label_probs
 from steerlab.scoring.judging.rubric import JudgeCard
 
@@ -57,7 +57,7 @@ class PairJudgements(Shown):
         ]
 
 
-def pairs_of(card: JudgeCard, scores: Sequence[Sequence[Score]], *, seed: int = 0) -> PairJudgements:
+def pairs_of(card: JudgeCard, scores: Sequence[Sequence[Score]]) -> PairJudgements:
     """Judgements of pairs from the scores of every label: per pair, rubric and order (`a` first, then `b` first)."""
     names, rows = list(card.rubrics), []
     favour = np.linspace(1.0, 0.0, len(card.labels))  # of the text shown first
@@ -67,7 +67,7 @@ def pairs_of(card: JudgeCard, scores: Sequence[Sequence[Score]], *, seed: int = 
         rows.append((pair, names[rubric], *_figures(float(first @ favour), float(second @ favour))))
         rows[-1] = (*rows[-1], min(first_mass, second_mass))
     frame = pd.DataFrame(rows, columns=COLUMNS)
-    return PairJudgements(frame, _bias(frame, seed), card)
+    return PairJudgements(frame, _bias(frame), card)
 
 
 def _figures(a_first: float, b_first: float) -> tuple[float, float, float, float, bool]:
@@ -78,10 +78,10 @@ def _figures(a_first: float, b_first: float) -> tuple[float, float, float, float
     return preference, shown_first, shown_second, bias, (shown_first - 0.5) * (shown_second - 0.5) > 0
 
 
-def _bias(frame: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _bias(frame: pd.DataFrame) -> pd.DataFrame:
     rows: list[Any] = []
     for rubric, part in frame.groupby("rubric", sort=False):
         values = part.bias.to_numpy(dtype=float)
-        ends = cluster_bootstrap_mean(values, part.pair_index.astype(str).tolist(), seed=seed)
+        ends = cluster_t_mean(values, part.pair_index.astype(str).tolist())
         rows.append((rubric, float(values.mean()), ends.low, ends.high, float(part.agrees.mean())))
     return pd.DataFrame(rows, columns=["rubric", "bias", "low", "high", "agrees"])

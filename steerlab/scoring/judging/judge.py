@@ -70,9 +70,7 @@ class RubricJudge(Shown):
         return judgements_of(self.card, self._scores([filled(r, t) for t in asked for r in self._rubrics]))
 
     @explains_arguments
-    def compare(
-        self, a: Sequence[str], b: Sequence[str], *, prompts: Sequence[str] | None = None, seed: int = 0
-    ) -> PairJudgements:
+    def compare(self, a: Sequence[str], b: Sequence[str], *, prompts: Sequence[str] | None = None) -> PairJudgements:
         r"""Which of two texts is preferred, pair by pair, each asked in both orders and averaged.
 
         The scale's first label says that the text shown first is better, its last that the second is; labels between
@@ -82,7 +80,6 @@ class RubricJudge(Shown):
             a: the first text of each pair.
             b: the second text of each pair.
             prompts: what both are answers to; stands in the place `{prompt}`, where a rubric has one.
-            seed: of the bootstrap of the position bias.
 
         Returns:
             `PairJudgements`: `.rows.preference` (for `a`), `.position_bias`.
@@ -105,7 +102,7 @@ class RubricJudge(Shown):
             for rubric in self._rubrics
             for x, y in ((one, other), (other, one))
         ]
-        return pairs_of(self.card, self._scores(asked), seed=seed)
+        return pairs_of(self.card, self._scores(asked))
 
     @explains_arguments
     def agreement(

@@ -21,7 +21,6 @@ class Marks:
     tables: Mapping[Hashable, Bool[Tensor, "batch width"]]
 
     def rows(self, kept: Int[Tensor, " rows"]) -> "Marks":
-        """The marks of some rows."""
         return Marks({place: table[kept.to(table.device)] for place, table in self.tables.items()})
 
 

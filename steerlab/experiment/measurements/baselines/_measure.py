@@ -14,6 +14,7 @@ from steerlab.core.shipped import reference_text
 from steerlab.core.targets import TargetItem, Targets
 from steerlab.experiment._store.cell_engine import cell_engine_for
 from steerlab.experiment._store.run import Run
+from steerlab.experiment.measurements._interval_rule import with_rule
 from steerlab.experiment.measurements._item_values import item_values
 from steerlab.experiment.measurements.baselines.arms import PromptArm, check_arms
 from steerlab.experiment.measurements.baselines.comparison import (
@@ -26,7 +27,7 @@ from steerlab.experiment.measurements.baselines.comparison import (
 from steerlab.experiment.measurements.cost import perplexity_figures
 from steerlab.experiment.measurements.effect import Effect
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 
 _COST = ["ppl_ratio", "ppl_ratio_low", "ppl_ratio_high"]
 
@@ -50,13 +51,13 @@ def measure_baselines(
         costs = [_vector_costs(effect)]
         for arm in found:
             rows.append(_arm_rows(engine, arm, targets, function, base))
-            costs.append(_arm_costs(engine, arm, texts, seed=session.seed))
+            costs.append(_arm_costs(engine, arm, texts))
     whole = pd.concat(rows, ignore_index=True)
     groups = np.array(targets.groups)
     whole = whole.assign(group=groups[whole["item"]], change=whole.value - base[whole["item"]])
-    points = _points(whole, pd.concat(costs, ignore_index=True), session.seed)
+    points = _points(whole, pd.concat(costs, ignore_index=True))
     levels = common_ratio(points) if asked_ratios is None else asked_ratios
-    table = equal_cost(whole, points, levels, seed=session.seed)
+    table = equal_cost(whole, points, levels)
     about = (name, effect.plan_hash, effect.plan_text, tuple(found), targets.hash, session.seed)
     return run.keep("baseline", [targets.hash, same, asked_ratios], BaselineComparison(whole, points, table, *about))
 
@@ -123,7 +124,7 @@ def _arm_rows(engine: Engine, arm: PromptArm, targets: Targets, metric: Metric, 
     )
 
 
-def _arm_costs(engine: Engine, arm: PromptArm, texts: Sequence[PromptLike], *, seed: int) -> pd.DataFrame:
+def _arm_costs(engine: Engine, arm: PromptArm, texts: Sequence[PromptLike]) -> pd.DataFrame:
     """What the arm's text does to neutral text after it, against neutral prose of as many tokens in its place.
 
     Any text before another one makes its first words less surprising; that is no property of the arm.
@@ -132,7 +133,7 @@ def _arm_costs(engine: Engine, arm: PromptArm, texts: Sequence[PromptLike], *, s
     for strength in arm.strengths:
         after = text_nlls_after(engine, arm.before(strength), texts)
         base = text_nlls_after(engine, neutral_lead(engine, arm.before(strength), arm.separator), texts)
-        rows.append((strength, *perplexity_figures(after, base, seed=seed)[2:5]))
+        rows.append((strength, *perplexity_figures(after, base)[2:5]))
     return pd.DataFrame(rows, columns=["strength", *_COST]).assign(arm=arm.name)
 
 
@@ -184,11 +185,11 @@ def text_nlls_after(engine: Engine, before: PromptLike, texts: Sequence[PromptLi
     return [-np.array(score.token_log_probs) for score in engine.score(contexts, targets)]
 
 
-def _points(rows: pd.DataFrame, costs: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _points(rows: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
     found: list[Any] = []
     for (arm, strength), part in rows.groupby(["arm", "strength"], sort=False):  # pyright: ignore[reportGeneralTypeIssues]
-        ends = cluster_bootstrap_mean(part.change.to_numpy(), part.group.tolist(), seed=seed)
+        ends = cluster_t_mean(part.change.to_numpy(), part.group.tolist())
         found.append((arm, strength, float(part.change.mean()), ends.low, ends.high))
     changes = pd.DataFrame(found, columns=["arm", "strength", "change", "change_low", "change_high"])
     whole: Any = changes.merge(costs, on=["arm", "strength"])
-    return whole[["arm", "strength", *_COST, "change", "change_low", "change_high"]]
+    return with_rule(whole[["arm", "strength", *_COST, "change", "change_low", "change_high"]])

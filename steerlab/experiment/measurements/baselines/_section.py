@@ -8,6 +8,7 @@ from steerlab.experiment._blocks import Block, Folded, Paragraph, Plots, Section
 from steerlab.experiment._blocks.findings import numbered
 from steerlab.experiment._blocks.material import Material
 from steerlab.experiment._blocks.tables import table_of
+from steerlab.experiment.measurements._interval_rule import rule_of, without_rule
 from steerlab.experiment.measurements.baselines.comparison import BaselineComparison
 
 
@@ -43,6 +44,6 @@ def _blocks(found: BaselineComparison) -> list[Block]:
         *[Paragraph(sentence) for sentence in found.sentences()],
         Plots([drawn]),
         *equal,
-        table_of(found.points, "Every strength"),
+        table_of(without_rule(found.points), f"Every strength, with intervals by {rule_of(found.points)}"),
         Folded("What stood before the prompts", [table_of(texts, "Texts of the arms")]),
     ]

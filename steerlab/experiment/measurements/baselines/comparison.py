@@ -11,9 +11,10 @@ import pandas as pd
 from steerlab.core._numbers import as_list, as_number, shown
 from steerlab.core.errors import InputError
 from steerlab.display import Piece, Remarks, Shown, figure
+from steerlab.experiment.measurements._interval_rule import rule_of, without_rule
 from steerlab.experiment.measurements.baselines.arms import PromptArm
 from steerlab.measures.equal_cost import Crossing, first_crossing
-from steerlab.measures.intervals import cluster_bootstrap_mean
+from steerlab.measures.intervals import cluster_t_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,14 +34,15 @@ class BaselineComparison(Shown):
         rows: a row per arm, strength and item: `arm`, `strength` (the vector's dose), `item`, `group`, `value` (the
             metric), `change` (from the plain prompt and the unsteered model).
         points: a row per arm and strength: `arm`, `strength`, `ppl_ratio` of neutral text with `ppl_ratio_low` and
-            `ppl_ratio_high`, `change` (mean over items) with `change_low` and `change_high`.
+            `ppl_ratio_high`, `change` (mean over items) with `change_low` and `change_high`; `interval`, the rule of
+            the ends.
         equal_cost: a row per asked ratio and arm, see `at`.
         metric: name of the metric.
         plan_hash: of the vector's plan at scale 1.
         plan_text: the plan in words.
         arms: the other arms, with their texts.
         on_hash: content hash of the items.
-        seed: of the bootstrap.
+        seed: of the experiment.
     """
 
     rows: pd.DataFrame = field(repr=False)
@@ -64,14 +66,14 @@ class BaselineComparison(Shown):
             ratios: perplexity ratios, above 0.
 
         Returns:
-            A row per ratio and arm: `ppl_ratio`, `arm`, `strength`, `change` with `change_low` and `change_high` over
-            items resampled by group (the costs are taken as they are), `vector_less_arm` (the vector's change less the
-            arm's, per item) with its ends, `reason`.
+            A row per ratio and arm: `ppl_ratio`, `arm`, `strength`, `change` with `change_low` and `change_high` by
+            Student's t over groups of items (the costs are taken as they are), `vector_less_arm` (the vector's change
+            less the arm's, per item) with its ends, `reason`.
 
         Raises:
             InputError: for something else than ratios.
         """
-        return equal_cost(self.rows, self.points, check_ratios(ratios), seed=self.seed)
+        return equal_cost(self.rows, self.points, check_ratios(ratios))
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Change against cost, a line per arm."""
@@ -114,7 +116,7 @@ class BaselineComparison(Shown):
         return [
             Remarks(self.sentences()),
             plot_piece("equal-cost", draw, describe_equal_cost(self.points)),
-            frame_piece(self.points, "every strength", fold=False),
+            frame_piece(without_rule(self.points), f"every strength, intervals by {rule_of(self.points)}", fold=False),
             frame_piece(texts, "what stood before the prompts"),
         ]
 
@@ -143,7 +145,7 @@ def common_ratio(points: pd.DataFrame) -> list[float]:
     return [reached] if reached > 1 else []
 
 
-def equal_cost(rows: pd.DataFrame, points: pd.DataFrame, ratios: Sequence[float], *, seed: int) -> pd.DataFrame:
+def equal_cost(rows: pd.DataFrame, points: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
     """See `BaselineComparison.at`."""
     arms = {str(name): _Arm(rows, points, str(name)) for name in points.arm.drop_duplicates()}
     found: list[Any] = []
@@ -157,8 +159,8 @@ def equal_cost(rows: pd.DataFrame, points: pd.DataFrame, ratios: Sequence[float]
                 found.append((ratio, name, *(math.nan,) * 7, arm.reason(ratio)))
                 continue
             changes = crossing.of(arm.changes)
-            against = (math.nan,) * 3 if vector is None or name == VECTOR else arm.mean(vector - changes, seed)
-            found.append((ratio, name, float(crossing.of(arm.strengths)), *arm.mean(changes, seed), *against, ""))
+            against = (math.nan,) * 3 if vector is None or name == VECTOR else arm.mean(vector - changes)
+            found.append((ratio, name, float(crossing.of(arm.strengths)), *arm.mean(changes), *against, ""))
     return pd.DataFrame(found, columns=EQUAL_COST)
 
 
@@ -179,6 +181,6 @@ class _Arm:
         low, high = math.exp(self.costs.min()), math.exp(self.costs.max())
         return f"it was measured at perplexity ratios from {low:.4g} to {high:.4g} only; nothing is extrapolated."
 
-    def mean(self, values: np.ndarray, seed: int) -> tuple[float, float, float]:
-        ends = cluster_bootstrap_mean(values, self.groups, seed=seed)
+    def mean(self, values: np.ndarray) -> tuple[float, float, float]:
+        ends = cluster_t_mean(values, self.groups)
         return float(values.mean()), ends.low, ends.high

@@ -21,6 +21,7 @@ from steerlab.experiment._blocks import (
 from steerlab.experiment._blocks.material import Material
 from steerlab.experiment._blocks.tables import MISSING, count, table_of
 from steerlab.experiment._wording import CONTROL_NAMES, metric_label, number
+from steerlab.experiment.measurements._interval_rule import rule_of
 from steerlab.experiment.measurements.effect._settings import ADJUSTMENTS
 from steerlab.experiment.measurements.effect.result import Effect
 
@@ -35,7 +36,6 @@ _ARMS = {"vector": "the vector"} | CONTROL_NAMES
 
 
 def effect_sections(m: Material) -> list[Section]:
-    """A section per effect."""
     effects = m.of("effects")
     if len(effects) == 1:
         return [_section(effects[0], "Effect", "effects/000", m.prompts)]
@@ -169,7 +169,8 @@ def _plots(effect: Effect) -> list[Plot]:
             "cost",
             partial(plots.plot_cost, effect),
             plots.describe_cost(effect),
-            "Perplexity of neutral text as a multiple of the unsteered model's; bars are intervals over texts.",
+            "Perplexity of neutral text as a multiple of the unsteered model's; bars are intervals over texts, by "
+            f"{rule_of(effect.cost)}.",
         ),
         (
             "cost-frontier",
