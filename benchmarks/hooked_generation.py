@@ -3,10 +3,12 @@
     python benchmarks/hooked_generation.py --model smollm2-135m --device cpu --batch 1 8
     python benchmarks/hooked_generation.py --model random-1b --device cuda --dtype bfloat16 --batch 1 16 --compiled
     python benchmarks/hooked_generation.py --model random-1b --device cuda --dtype bfloat16 --batch 16 --n-devices 2
+    python benchmarks/hooked_generation.py --model random-70b --dtype bfloat16 --batch 1 16 --only-spread 2
 
 Every variant generates the same number of tokens greedily, without EOS. The variants take turns, once per repeat, so
-that a busy moment of the machine hits them all; figures are medians over repeats. `random-1b` is a Llama of 16 layers,
-width 2048 and vocabulary 128256 with random weights, made on the spot.
+that a busy moment of the machine hits them all; figures are medians over repeats. `random-1b`, `-8b` and `-70b` are
+Llamas with random weights, made in memory; all variants share the weights. With `--only-spread` the model is on several
+GPUs only, and Hugging Face's generate runs on it with Accelerate's hooks.
 """
 
 import argparse
@@ -14,10 +16,8 @@ import json
 import platform
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +26,38 @@ import steerlab as sl
 from steerlab.core._files import write_atomic
 
 PROMPT_TOKENS = 32
+SHAPES: dict[str, dict[str, Any]] = {
+    "random-tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "random-1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "random-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "random-70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
+}
 
 
 def main() -> None:
@@ -33,10 +65,8 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if options.threads:
         torch.set_num_threads(options.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        path = model_directory(options.model, Path(folder), options.device)
-        bench = Bench(path, options)
-        rows = [row for batch in options.batch for row in bench.measure(batch)]
+    bench = Bench(options)
+    rows = [row for batch in options.batch for row in bench.measure(batch)]
     result = {"machine": machine(options.device), "options": vars(options), "rows": rows}
     print_table(result)
     if options.out:
@@ -53,6 +83,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--n-devices", type=int, default=1, help="also run steerlab's default engine on this many GPUs")
+    parser.add_argument("--only-spread", type=int, default=0, help="put the model on this many GPUs, and nowhere else")
     parser.add_argument("--compiled", action="store_true", help="also run the compiled variants")
     parser.add_argument("--skip-bridge", action="store_true", help="leave out the two slow bridge variants")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
@@ -63,17 +94,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 class Bench:
     """The models under test, loaded once."""
 
-    def __init__(self, path: Path, options: argparse.Namespace) -> None:
-        from transformers import AutoModelForCausalLM
-
+    def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        dtype = getattr(torch, options.dtype)
-        self.plain = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(options.device).eval()
+        self.plain = plain_model(options, max(1, options.only_spread))
         self.plain.generation_config.eos_token_id = None
-        self.engine = load_without_eos(path, dtype=options.dtype, device=options.device)
+        self.engine = without_eos(self.plain, options.model)
         self.spread = None
         if options.n_devices > 1:
-            self.spread = load_without_eos(path, dtype=options.dtype, n_devices=options.n_devices)
+            self.spread = without_eos(plain_model(options, options.n_devices), options.model)
         layer, width = self.engine.info.n_layers // 2, self.engine.info.d_model
         self.vector = torch.randn(width, generator=torch.Generator().manual_seed(0))
         vector = sl.SteeringVector.from_tensor(self.vector, layer=layer)
@@ -128,8 +156,12 @@ class Bench:
             found["steerlab bridge, steered"] = ours(self.engine, "bridge", self.plan)
         found["steerlab fast, unsteered"] = ours(self.engine, "fast", None)
         found["steerlab fast, steered"] = ours(self.engine, "fast", self.plan)
+        if self.options.device == "cuda":
+            found["steerlab graph, unsteered"] = ours(self.engine, "graph", None)
+            found["steerlab graph, steered"] = ours(self.engine, "graph", self.plan)
         if self.spread is not None:
             found[f"steerlab fast, steered, {self.options.n_devices} devices"] = ours(self.spread, "fast", self.plan)
+            found[f"steerlab graph, steered, {self.options.n_devices} devices"] = ours(self.spread, "graph", self.plan)
         if self.options.compiled:
             found["HF generate, static cache, compiled"] = lambda: self.hugging_face(ids, "static")
             found["steerlab compiled, unsteered"] = ours(self.engine, "compiled", None)
@@ -181,46 +213,65 @@ def synchronise(device: str) -> None:
             torch.cuda.synchronize(index)
 
 
-def load_without_eos(path: Path, **options: Any) -> sl.LensEngine:
-    """The engine, with every EOS id taken away so that all rows run to the end."""
-    engine = sl.load(path, **options)
-    model = engine.model.original_model
+def without_eos(model: Any, name: str) -> sl.LensEngine:
+    """An engine on a model's weights, with every EOS id taken away so that all rows run to the end."""
+    engine = sl.load(model, tokenizer=word_tokenizer() if name in SHAPES else None)
     engine.tokenizer.eos_token = None
-    model.config.eos_token_id = None
-    model.generation_config.eos_token_id = None
+    causal = engine.model.original_model
+    causal.config.eos_token_id = None
+    causal.generation_config.eos_token_id = None
     return engine
 
 
-def model_directory(name: str, folder: Path, device: str) -> Path:
-    """A directory with the model, made here for `random-1b`."""
-    if name != "random-1b":
-        from steerlab.models import resolve
+def plain_model(options: argparse.Namespace, n_devices: int) -> Any:
+    """The Hugging Face model: of a name that steerlab knows, or random in memory; on one device or spread."""
+    if options.model in SHAPES:
+        return random_llama(SHAPES[options.model], n_devices, options.device, getattr(torch, options.dtype))
+    from transformers import AutoModelForCausalLM
 
-        return resolve(name).path
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from steerlab.models import resolve
+
+    path = resolve(options.model).path
+    return AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, options.dtype)).to(options.device).eval()
+
+
+def random_llama(shape: dict[str, int], n_devices: int, device: str, dtype: torch.dtype) -> Any:
+    """A Llama with random weights, made where they stay: the first device, or layer after layer on several."""
+    from accelerate import dispatch_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from steerlab.engines.lens._placement import balanced
 
     config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
         vocab_size=128256,
         max_position_embeddings=8192,
-        rope_theta=500000.0,
-        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
         eos_token_id=None,
         bos_token_id=None,
+        **shape,
     )
-    torch.manual_seed(0)
-    with torch.device(device):
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
-    return folder
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(dtype)
+    places = balanced(model, n_devices)
+    for name, place in places.items():
+        module = model.get_submodule(name).to_empty(device=f"cuda:{place}" if device == "cuda" else device)
+        for key, parameter in module.named_parameters():
+            torch.nn.init.ones_(parameter) if "norm" in f"{name}.{key}" else torch.nn.init.normal_(parameter, std=0.02)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(model.model.embed_tokens.weight.device)
+    if n_devices > 1:
+        dispatch_model(model, {name: place for name, place in places.items()})
+    return model.eval()
+
+
+def word_tokenizer() -> Any:
+    """A tokenizer without a model's."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from steerlab._kernels import steps, top_p
+from steerlab._kernels import attention, elementwise, greedy, linear, rotary, steps, top_p
 
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -54,6 +54,27 @@ def variants():
             wanted = {"HAS_LOG_P": True, "HAS_LOG_Q": True, "HAS_ENTROPY": True, "HAS_SOFTCAP": False}
             sizes = {"BLOCK": steps._GRADIENT_BLOCK}
             yield steps._gradient_kernel, dtype, flags | wanted | sizes, steps._GRADIENT_WARPS
+    yield from decoding_variants()
+
+
+def decoding_variants():
+    """The same for the kernels of a pass over one token per row."""
+    for dtype, has_bias in itertools.product(DTYPES[1:], (False, True)):
+        for width, depth in (linear._FEW, linear._MANY):
+            for rows in (16, linear.MOST_ROWS):
+                sizes = {"ROWS": rows, "WIDTH": width, "DEPTH": depth, "STAGES": linear._STAGES}
+                yield linear._linear, dtype, {"HAS_BIAS": has_bias} | sizes, linear._WARPS
+    for dtype, has_mask, d_head in itertools.product(DTYPES[1:], (False, True), (64, 128, 256)):
+        sizes = {"GROUP": 16, "BLOCK": attention._BLOCK, "D_KEY": d_head, "D_VALUE": d_head}
+        for is_whole in (False, True):
+            yield attention._attend, dtype, {"HAS_MASK": has_mask, "IS_WHOLE": is_whole} | sizes, attention._WARPS
+    yield attention._join, "bf16", {"PARTS": 16, "D_VALUE": 128}, attention._JOIN_WARPS
+    for dtype in DTYPES:
+        yield rotary._rotate, dtype, {"HALF": 64}, rotary._WARPS
+        yield greedy._parts, dtype, {"BLOCK": greedy._BLOCK}, greedy._WARPS
+        yield elementwise._norm, dtype, {"BLOCK": 4096}, elementwise._NORM_WARPS
+        yield elementwise._gate, dtype, {"BLOCK": elementwise._BLOCK}, elementwise._GATE_WARPS
+        yield elementwise._write, dtype, {"BLOCK": 128}, elementwise._WRITE_WARPS
 
 
 def assembled(kernel, dtype, constants, warps, capability) -> tuple[int, int]:
@@ -61,7 +82,12 @@ def assembled(kernel, dtype, constants, warps, capability) -> tuple[int, int]:
     types = {name: argument_type(name, dtype) for name in kernel.arg_names if name not in constants}
     types |= {name: "constexpr" for name in constants}
     target = GPUTarget("cuda", capability, 32)
-    source = ASTSource(kernel, {name: types[name] for name in kernel.arg_names}, constexprs=constants)
+    source = ASTSource(
+        kernel,
+        {name: types[name] for name in kernel.arg_names},
+        constexprs=constants,
+        attrs={(k,): [["tt.divisibility", 16]] for k, name in enumerate(kernel.arg_names) if is_aligned(name, types)},
+    )
     compiled = triton.compile(source, target=target, options={"num_warps": warps})
     with tempfile.TemporaryDirectory() as folder:
         listing = Path(folder) / "kernel.ptx"
@@ -78,15 +104,40 @@ def assembled(kernel, dtype, constants, warps, capability) -> tuple[int, int]:
     return registers, sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", report.stderr)))
 
 
+def is_aligned(name: str, types: dict[str, str]) -> bool:
+    """Whether an argument is a multiple of 16 in use, as Triton sees by itself: all pointers, and decoding's sizes."""
+    return types[name].startswith("*") or name in ("depth", "first_2", "first_3", "part") or "_row" in name
+
+
 def argument_type(name: str, dtype: str) -> str:
     """The type of a kernel's argument."""
     if name in ("edges", "tokens"):
         return "*i64"
-    if name in ("found", "cuts", "by_log_p", "by_log_q", "by_entropy"):
+    if name == "mask":
+        return "*i1"
+    if name in ("slot", "places"):
+        return "*i64" if name == "slot" else "*i32"
+    if name in ("found", "cuts", "by_log_p", "by_log_q", "by_entropy", "parts", "tops", "sums", "masses"):
         return "*fp32"
-    if name == "logits":
+    if name.rstrip("_123") in (
+        "logits",
+        "rows",
+        "out",
+        "weight",
+        "bias",
+        "query",
+        "key",
+        "keys",
+        "values",
+        "value",
+        "gate",
+        "cos",
+        "sin",
+    ):
         return f"*{dtype}"
-    return "i32" if name in ("stride", "found_stride", "width", "first_id") else "fp32"
+    return (
+        "fp32" if name in ("temperature", "inverse", "factor", "scale", "softcap", "eps", "top_p", "least") else "i32"
+    )
 
 
 if __name__ == "__main__":

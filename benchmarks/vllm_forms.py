@@ -39,7 +39,7 @@ def main() -> None:
     options: dict[str, Any] = {"layers": [1, 2], "sites": ["attn_out", "resid_mid", "mlp_out", "resid_post"]}
     options |= {"max_directions": 5, "max_num_batched_tokens": 16}
     if torch.cuda.is_available():
-        graphs = {"enforce_eager": False, "gpu_memory_utilization": 0.3}
+        graphs = {"enforce_eager": False, "kv_cache_memory_bytes": 2 << 30}
         options |= graphs | {"attention_config": {"backend": "TRITON_ATTN"}}
     failed = 0
     with sl.load(path, device="cpu") as lens, conftest.started(path, **options) as engine:

@@ -2,6 +2,7 @@
 
     python benchmarks/vllm_steering.py --check              # correctness on a small float32 model, any device
     python benchmarks/vllm_steering.py                      # throughput, 1B Llama shape, on a GPU
+    python benchmarks/vllm_steering.py --shape 8b --requests 128 --one-layer
     python benchmarks/vllm_steering.py --tensor-parallel 2
     python benchmarks/vllm_steering.py --form rotate --site attn_out --one-layer
 
@@ -37,6 +38,15 @@ SHAPES = {
         "num_key_value_heads": 8,
         "max_position_embeddings": 4096,
     },
+    "8b": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096,
+    },
     "small": {
         "vocab_size": 512,
         "hidden_size": 256,
@@ -48,6 +58,9 @@ SHAPES = {
         "initializer_range": 0.1,
     },
 }
+BY_VLLM = ("8b",)
+"""Shapes whose weights are not written to a disk: each engine makes its own."""
+
 FORMS = ("add", "set", "rotate", "keep", "schedule", "condition")
 STOCK = "stock"
 TIE = 0.02
@@ -85,6 +98,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--eager", action="store_true", help="check without compilation and CUDA graphs")
+    parser.add_argument("--kv-gib", type=int, default=0, help="cache of each engine, where others use the card too")
     parser.add_argument("--memory", type=float, default=0.25, help="share of the device's memory for each engine")
     return parser.parse_args()
 
@@ -116,6 +130,10 @@ def build_model(shape: str) -> Path:
     config = LlamaConfig(
         **SHAPES[shape], tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None
     )
+    if shape in BY_VLLM:
+        config.architectures = ["LlamaForCausalLM"]
+        config.save_pretrained(directory)
+        return directory
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         model = LlamaForCausalLM(config).to(dtype)
@@ -287,6 +305,8 @@ def engine_arguments(options: argparse.Namespace) -> dict:
         "max_num_seqs": options.requests,
         "tensor_parallel_size": options.tensor_parallel,
         "gpu_memory_utilization": options.memory,
+        **({"load_format": "dummy"} if options.shape in BY_VLLM else {}),
+        **({"kv_cache_memory_bytes": options.kv_gib << 30} if options.kv_gib else {}),
     }
 
 

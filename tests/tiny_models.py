@@ -191,21 +191,10 @@ def build_tiny_llama(directory: Path, *, seed: int = 0, context: int = 256, **ov
         The directory.
     """
     tokenizer = build_tiny_tokenizer(chat=True, context=context)
-    config = LlamaConfig(
-        **{
-            "vocab_size": len(tokenizer),
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": context,
-            "tie_word_embeddings": False,
-            "initializer_range": 0.2,
-            **_token_ids(tokenizer),
-            **overrides,
-        }
-    )
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    more = {"max_position_embeddings": context, "initializer_range": 0.2, **_token_ids(tokenizer), **overrides}
+    config = LlamaConfig(**{**sizes, **heads, **more})
     return _save(LlamaForCausalLM, config, tokenizer, directory, seed)
 
 
@@ -222,18 +211,8 @@ def build_tiny_gpt2(directory: Path, *, seed: int = 0, context: int = 256, **ove
         The directory.
     """
     tokenizer = build_tiny_tokenizer(chat=False, context=context)
-    config = GPT2Config(
-        **{
-            "vocab_size": len(tokenizer),
-            "n_embd": 64,
-            "n_layer": 4,
-            "n_head": 4,
-            "n_positions": context,
-            "initializer_range": 0.2,
-            **_token_ids(tokenizer),
-            **overrides,
-        }
-    )
+    sizes = {"vocab_size": len(tokenizer), "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": context}
+    config = GPT2Config(**{**sizes, "initializer_range": 0.2, **_token_ids(tokenizer), **overrides})
     return _save(GPT2LMHeadModel, config, tokenizer, directory, seed)
 
 

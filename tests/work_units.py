@@ -17,7 +17,7 @@ SECONDS = {
     "tests/lens/test_families.py": 40,
     "tests/steering/test_bipo.py": 40,
     "tests/cli/test_commands.py": 25,
-    "tests/lens/test_compiled.py": 35,
+    "tests/lens/test_programs.py": 30,
     "tests/lens/test_growth.py": 32,
     "tests/cli/test_run_experiment.py": 25,
     "tests/cli/test_run_sweep.py": 25,
@@ -61,7 +61,6 @@ SECONDS = {
 
 
 def unit_of(test_id: str) -> str:
-    """The unit that a test belongs to."""
     return test_id.partition("::")[0]
 
 

@@ -1,7 +1,6 @@
 """What the commands print: text and tables on stdout, complaints on stderr."""
 
 import json
-import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from steerlab.core._json import json_text
 from steerlab.core._warning import SteerlabWarning
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_co
 
 def show_json(data: Any) -> None:
     """Prints JSON; a number that is not finite is null."""
-    typer.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
+    typer.echo(json_text(data), nl=False)
 
 
 def quoted(text: str) -> str:
@@ -70,13 +70,3 @@ def own_warnings_only() -> Iterator[None]:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     complain("warning", str(message))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -6,33 +6,9 @@ from typing import Annotated
 import typer
 
 import steerlab as sl
+from steerlab._cli import options, texts
 from steerlab._cli.console import say, show_json
 from steerlab._cli.loading import loaded, make_plan
-from steerlab._cli.options import (
-    DEFAULT_MODEL,
-    CoefOption,
-    DoseOption,
-    Dtype,
-    DtypeOption,
-    JsonOption,
-    LayerOption,
-    ModelOption,
-    Position,
-    VectorOption,
-    WhereOption,
-)
-from steerlab._cli.texts import (
-    BosOption,
-    ColumnOption,
-    ConfigOption,
-    ContextOption,
-    DatasetOption,
-    FileOption,
-    SplitOption,
-    StrideOption,
-    TextOption,
-    chosen_text,
-)
 
 _FIGURES = {
     "mean_kl": "KL(a ‖ b)",
@@ -44,29 +20,29 @@ _FIGURES = {
 
 
 def divergence(
-    file: FileOption = None,
-    text: TextOption = None,
-    dataset: DatasetOption = None,
-    dataset_config: ConfigOption = None,
-    split: SplitOption = None,
-    column: ColumnOption = None,
-    model: ModelOption = DEFAULT_MODEL,
+    file: texts.FileOption = None,
+    text: texts.TextOption = None,
+    dataset: texts.DatasetOption = None,
+    dataset_config: texts.ConfigOption = None,
+    split: texts.SplitOption = None,
+    column: texts.ColumnOption = None,
+    model: options.ModelOption = options.DEFAULT_MODEL,
     against: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL", help="Model b, of the same vocabulary; the same model by default.", show_default=False
         ),
     ] = None,
-    dtype: DtypeOption = Dtype.FLOAT32,
-    context_length: ContextOption = None,
-    stride: StrideOption = None,
-    bos_each_window: BosOption = False,
-    vector: VectorOption = None,
-    layer: LayerOption = None,
-    dose: DoseOption = None,
-    coef: CoefOption = None,
-    where: WhereOption = Position.DEFAULT,
-    as_json: JsonOption = False,
+    dtype: options.DtypeOption = options.Dtype.FLOAT32,
+    context_length: texts.ContextOption = None,
+    stride: texts.StrideOption = None,
+    bos_each_window: texts.BosOption = False,
+    vector: options.VectorOption = None,
+    layer: options.LayerOption = None,
+    dose: options.DoseOption = None,
+    coef: options.CoefOption = None,
+    where: options.WhereOption = options.Position.DEFAULT,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Compare next-token distributions on a text, in nats per position.
 
@@ -75,7 +51,7 @@ def divergence(
     plan = make_plan(vector, layer, dose, coef, where)
     if plan is None and against is None:
         raise sl.InputError("Say what to compare: --vector steers the model, --against names another one.")
-    content = chosen_text(file, text, dataset, dataset_config, split, column)
+    content = texts.chosen_text(file, text, dataset, dataset_config, split, column)
     with ExitStack() as stack:
         a = stack.enter_context(loaded(model, dtype))
         b = a if against is None else stack.enter_context(loaded(against, dtype))

@@ -5,32 +5,20 @@ from typing import Annotated
 import typer
 
 import steerlab as sl
+from steerlab._cli import options
 from steerlab._cli.console import say, show_json
 from steerlab._cli.loading import loaded, make_plan
-from steerlab._cli.options import (
-    DEFAULT_MODEL,
-    CoefOption,
-    DoseOption,
-    Dtype,
-    DtypeOption,
-    JsonOption,
-    LayerOption,
-    ModelOption,
-    Position,
-    VectorOption,
-    WhereOption,
-)
 
 
 def generate(
     prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="Prompt; repeat for several.")],
-    model: ModelOption = DEFAULT_MODEL,
-    dtype: DtypeOption = Dtype.FLOAT32,
-    vector: VectorOption = None,
-    layer: LayerOption = None,
-    dose: DoseOption = None,
-    coef: CoefOption = None,
-    where: WhereOption = Position.DEFAULT,
+    model: options.ModelOption = options.DEFAULT_MODEL,
+    dtype: options.DtypeOption = options.Dtype.FLOAT32,
+    vector: options.VectorOption = None,
+    layer: options.LayerOption = None,
+    dose: options.DoseOption = None,
+    coef: options.CoefOption = None,
+    where: options.WhereOption = options.Position.DEFAULT,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens at most.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="1 keeps all.")] = 1.0,
@@ -42,7 +30,7 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Stop before this string; repeatable.", show_default=False)
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Generate from prompts, steered or not."""
     policy = sl.SamplingPolicy(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)

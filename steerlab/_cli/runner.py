@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -155,15 +156,15 @@ class _Run:
                     candidate.plan if spec.select is None else None,
                     self.inputs.targets,
                     spec.doses,
-                    controls=self.inputs.controls,
-                    metric=spec.metric,
-                    pairs=candidate.pairs,
-                    max_ppl_ratio=spec.max_ppl_ratio,
-                    neutral=self.inputs.neutral,
-                    smallest=spec.smallest,
-                    adjust=spec.adjust,
+                    **self._of_effect(candidate),
                 )
                 say(str(planned))
+
+    def _of_effect(self, candidate: Candidate) -> dict[str, Any]:
+        """How an effect is measured, as `effect` and `preregister` take it."""
+        spec, inputs = self.spec, self.inputs
+        stated = {name: getattr(spec, name) for name in ("metric", "max_ppl_ratio", "smallest", "adjust")}
+        return stated | {"controls": inputs.controls, "pairs": candidate.pairs, "neutral": inputs.neutral}
 
     def select(self, candidates: list[Candidate]) -> tuple[Selection | None, Confirmation | None]:
         """The best vector, layer and dose on development items, and how it does on held-out ones."""
@@ -197,7 +198,6 @@ class _Run:
         return selection, confirmation
 
     def winner(self, selection: Selection, candidates: list[Candidate]) -> Candidate:
-        """The candidate that a selection chose."""
         chosen = selection.vector_name, selection.layer
         return next(one for one in candidates if (one.name, one.vector.layer) == chosen)
 
@@ -218,18 +218,7 @@ class _Run:
         arms = f"{len(spec.doses)} doses, and {_arms(spec.controls)} at two"
         say(f"Scoring {len(targets)} prompts under {candidate.title} at {arms}")
         with self.blame("effect"):
-            return self.experiment.effect(
-                candidate.plan,
-                targets,
-                spec.doses,
-                controls=self.inputs.controls,
-                metric=spec.metric,
-                pairs=candidate.pairs,
-                max_ppl_ratio=spec.max_ppl_ratio,
-                neutral=self.inputs.neutral,
-                smallest=spec.smallest,
-                adjust=spec.adjust,
-            )
+            return self.experiment.effect(candidate.plan, targets, spec.doses, **self._of_effect(candidate))
 
     def _cost(self, candidate: Candidate) -> pd.DataFrame | None:
         if not self.spec.cost:

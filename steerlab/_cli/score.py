@@ -7,21 +7,9 @@ from typing import Annotated, Any
 import typer
 
 import steerlab as sl
+from steerlab._cli import options
 from steerlab._cli.console import quoted, say, show_json, show_table
 from steerlab._cli.loading import loaded, make_plan
-from steerlab._cli.options import (
-    DEFAULT_MODEL,
-    CoefOption,
-    DoseOption,
-    Dtype,
-    DtypeOption,
-    JsonOption,
-    LayerOption,
-    ModelOption,
-    Position,
-    VectorOption,
-    WhereOption,
-)
 
 FIGURES = ("variant", "log_prob", "num_tokens", "mean_log_prob", "perplexity", "bits_per_byte", "boundary")
 
@@ -47,13 +35,13 @@ def score(
             metavar="FILE", help="Instead, JSON lines (or an array) of `prompt` and `target`.", show_default=False
         ),
     ] = None,
-    model: ModelOption = DEFAULT_MODEL,
-    dtype: DtypeOption = Dtype.FLOAT32,
-    vector: VectorOption = None,
-    layer: LayerOption = None,
-    dose: DoseOption = None,
-    coef: CoefOption = None,
-    where: WhereOption = Position.DEFAULT,
+    model: options.ModelOption = options.DEFAULT_MODEL,
+    dtype: options.DtypeOption = options.Dtype.FLOAT32,
+    vector: options.VectorOption = None,
+    layer: options.LayerOption = None,
+    dose: options.DoseOption = None,
+    coef: options.CoefOption = None,
+    where: options.WhereOption = options.Position.DEFAULT,
     boundary: Annotated[
         Cut, typer.Option(help="Encode prompt and target together (joint) or each alone (separate).")
     ] = Cut.JOINT,
@@ -65,7 +53,7 @@ def score(
             show_default=False,
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Score targets exactly, steered or not.
 

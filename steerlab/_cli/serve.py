@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from steerlab._cli.modules import import_modules
 from steerlab.core.errors import InputError
 
 
@@ -44,6 +45,15 @@ def serve(
     allow_vectors: Annotated[
         bool, typer.Option("--allow-vectors", help="Let calls bring vectors that are in none of the folders.")
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Module to import first, which registers operators of your own; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     call_mib: Annotated[int, typer.Option(help="What a call, and its answer, may have, in MiB.")] = 256,
     max_token_rules: Annotated[
         int, typer.Option(help="Sets that look at generated tokens which one request may have; at most 4.")
@@ -59,6 +69,7 @@ def serve(
     ] = "auto",
 ) -> None:
     """Serve a model over HTTP as OpenAI does, with steering by request (vLLM)."""
+    import_modules(modules or ())
     from steerlab.engines.vllm._server.arguments import ServeOptions
     from steerlab.engines.vllm._server.serve import serve as run
 

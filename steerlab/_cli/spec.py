@@ -157,7 +157,6 @@ class PlanSpec(Section):
         return self
 
     def plan(self, vector: sl.SteeringVector) -> sl.Plan:
-        """The plan along a vector."""
         where, norm = positions_of(self.where), self.norm
         if self.operator == "ablate":
             return sl.Plan(sl.ablate(vector, where=where, norm=norm))
@@ -290,7 +289,6 @@ class BaselinesSpec(Section):
         return self
 
     def arms(self) -> list[PromptArm]:
-        """The arms."""
         told = [] if self.prompting is None else [sl.prompting(self.prompting)]
         return told if self.few_shot is None else [*told, sl.few_shot(self.few_shot, self.numbers)]
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from steerlab._kernels.availability import runs_kernels
 from steerlab._runtime.rows import left_padded
 from steerlab.core._spelling import Continuation
 from steerlab.core._stopping import eos_ids_of, find_stop
@@ -128,16 +129,20 @@ class Decoding:
         seen = _seen(ids, valid, logits.shape[-1]).to(device) if self.policy.repetition_penalty != 1 else None
         for index in range(self.rules.max_new_tokens):
             mine = keys[:, index] if self.policy.is_greedy else keys[live_rows, index]
-            broken = rows_not_finite(logits)
-            self._failed[live_rows] |= broken & ~ended
+            broken, tokens, log_p, log_q = self._draw(logits, seen, mine)
+            failing = broken & ~ended
+            if len(live_rows) == len(self.prompts):
+                self._failed |= failing
+            else:
+                self._failed[live_rows] |= failing
             ended = ended | broken
-            tokens, log_p, log_q = self._draw(logits.masked_fill(broken[:, None], 0.0), seen, mine)
             tokens = tokens.masked_fill(ended, -1)
             self._columns.append((live_rows, tokens, log_p, log_q))
             yield tokens
             if len(eos):
                 ended = ended | torch.isin(tokens, eos)
-            ended = ended | self._stop_strings(ended)
+            if self.rules.strings:
+                ended = ended | self._stop_strings(ended)
             if index + 1 == self.rules.max_new_tokens:
                 break
             if self._polls(index, device):
@@ -198,7 +203,9 @@ class Decoding:
         rows, tokens = (torch.cat([c[k] for c in self._columns]).tolist() for k in (0, 1))
         log_ps, log_qs = [0.0] * len(rows), [0.0] * len(rows)
         if self.with_log_probs:
-            log_ps, log_qs = (torch.cat([c[k] for c in self._columns]).tolist() for k in (2, 3))
+            log_ps = torch.cat([c[2] for c in self._columns]).tolist()
+            if not self.policy.is_greedy:
+                log_qs = torch.cat([c[3] for c in self._columns]).tolist()
         start = 0
         for size in sizes:
             part = slice(start, start + size)
@@ -207,15 +214,27 @@ class Decoding:
 
     def _draw(
         self, logits: Float[Tensor, "batch d_vocab"], seen: Tensor | None, keys: Int[Tensor, " rows"]
+    ) -> tuple[Tensor, Int[Tensor, " batch"], Float[Tensor, " batch"] | None, Float[Tensor, " batch"] | None]:
+        """Rows without finite logits; tokens, with their log p under the model and log q under the policy."""
+        if self.policy.is_greedy and seen is None and runs_kernels(logits):
+            from steerlab._kernels.greedy import most_probable
+
+            tokens, log_p, is_finite = most_probable(logits)
+            return ~is_finite, tokens, log_p, None
+        broken = rows_not_finite(logits)
+        return broken, *self._drawn(logits.masked_fill(broken[:, None], 0.0), seen, keys)
+
+    def _drawn(
+        self, logits: Float[Tensor, "batch d_vocab"], seen: Tensor | None, keys: Int[Tensor, " rows"]
     ) -> tuple[Int[Tensor, " batch"], Float[Tensor, " batch"] | None, Float[Tensor, " batch"] | None]:
-        """Tokens with their log p under the model and log q under the policy."""
+        """The last three of `_draw`; log q is None where it is 0."""
         wide = logits.to(torch.float32)
         adjusted = wide if seen is None else apply_repetition_penalty(wide, seen, self.policy)
         if self.policy.is_greedy:
             tokens = adjusted.argmax(dim=-1)
             if not self.with_log_probs:
                 return tokens, None, None
-            return tokens, chosen_log_probs(wide, tokens), torch.zeros_like(wide[:, 0])
+            return tokens, chosen_log_probs(wide, tokens), None
         log_q = policy_log_probs(adjusted, self.policy)
         tokens = draw(log_q, keys)
         if self._with_support and truncates(self.policy):
@@ -225,9 +244,7 @@ class Decoding:
         return tokens, chosen_log_probs(wide, tokens), log_q.gather(-1, tokens[:, None])[:, 0]
 
     def _stop_strings(self, ended: Bool[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-        """Rows whose text now contains a stop string; reads tokens back, so only with stop strings."""
-        if not self.rules.strings:
-            return torch.zeros_like(ended)
+        """Rows whose text now contains a stop string; reads tokens back."""
         place, _, _, _ = self._columns[-1]
         stopped = []
         texts = self._texts()

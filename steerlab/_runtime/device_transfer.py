@@ -18,7 +18,9 @@ from steerlab._runtime.step import current_step_or_none
 
 
 @contextmanager
-def memoised_transfers(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[None]:
+def memoised_transfers(
+    model: nn.Module, blocks: Sequence[nn.Module], transfers: "Transfers | None" = None
+) -> Iterator[None]:
     """Runs the body with every module's inputs moved to its device, each tensor once per device and pass.
 
     On a single device this does nothing.
@@ -26,12 +28,12 @@ def memoised_transfers(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterato
     Args:
         model: the model that will be called.
         blocks: its transformer blocks, in order.
+        transfers: how; by copying.
     """
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) < 2:
+    if len(devices_of(model)) < 2:
         yield
         return
-    memo = _Memo()
+    memo = Transfers() if transfers is None else transfers
     with ExitStack() as stack:
         clearing = model.register_forward_pre_hook(lambda *_: memo.clear())
         stack.callback(clearing.remove)
@@ -39,6 +41,11 @@ def memoised_transfers(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterato
             handle = module.register_forward_pre_hook(_mover(memo, device_of(unwrapped(module))), with_kwargs=True)
             stack.callback(handle.remove)
         yield
+
+
+def devices_of(model: nn.Module) -> list[torch.device]:
+    """Where a model's parameters lie, in the order of its modules."""
+    return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
 
 
 def _outside(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -52,7 +59,7 @@ def _outside(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Modu
             yield from _outside(child, blocks)
 
 
-class _Memo:
+class Transfers:
     """Copies made in the current pass: (identity of the source, device) → copy."""
 
     def __init__(self) -> None:
@@ -84,33 +91,41 @@ class _Memo:
             self.companions |= {key: tensor for key, tensor in missing.items() if tensor is not tensors[0]}
         return [t if t.device == device else self.copies[id(t), device] for t in tensors]
 
+    def send(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Copies of tensors of one device on another, through one transfer."""
+        if len(tensors) == 1:
+            return [tensors[0].to(device)]
+        return unpack(pack(tensors).to(device), tensors)
+
     def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
         """Copies tensors, each given with the nearest of its copies."""
         for origin in {nearest.device for _, nearest in pairs}:
             here = [(source, nearest) for source, nearest in pairs if nearest.device == origin]
-            for (source, _), made in zip(here, packed_copy([n for _, n in here], device), strict=True):
+            for (source, _), made in zip(here, self.send([n for _, n in here], device), strict=True):
                 self.copies[id(source), device] = made
 
 
-def packed_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copies of tensors on a device, through one transfer."""
-    if len(tensors) == 1:
-        return [tensors[0].to(device)]
-    parts, places, offset = [], [], 0
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of tensors of one device in one buffer, each at a multiple of 16."""
+    parts = []
     for tensor in tensors:
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         padding = -flat.numel() % 16
         parts += [flat, flat.new_zeros(padding)] if padding else [flat]
-        places.append((offset, flat.numel()))
-        offset += flat.numel() + padding
-    buffer = torch.cat(parts).to(device)
-    return [
-        buffer[start : start + size].view(tensor.dtype).view(tensor.shape)
-        for tensor, (start, size) in zip(tensors, places, strict=True)
-    ]
+    return torch.cat(parts)
 
 
-def _mover(memo: _Memo, device: torch.device | None) -> Any:
+def unpack(buffer: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors like these from a buffer that `pack` filled, or from a copy of it on another device."""
+    found, start = [], 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        found.append(buffer[start : start + size].view(tensor.dtype).view(tensor.shape))
+        start += size + -size % 16
+    return found
+
+
+def _mover(memo: Transfers, device: torch.device | None) -> Any:
     def move(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if device is None:
             return None

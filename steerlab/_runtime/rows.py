@@ -149,7 +149,7 @@ def left_padded(
 
 
 def right_padded(
-    sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+    sequences: Sequence[Sequence[int] | np.ndarray], device: torch.device | str = "cpu"
 ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
     """Ids and validity of sequences that start together."""
     lens = torch.tensor([len(row) for row in sequences])

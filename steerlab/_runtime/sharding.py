@@ -44,13 +44,23 @@ def as_forward_of(module: nn.Module, work: Callable[..., T], *args: Any) -> T:
     if not _is_wrapped(module):
         return work(*args)
     own = module.__dict__.get("forward")
-    module.__dict__["forward"] = work
+    module.__dict__["forward"] = lambda _, *given: work(*given)
     try:
-        return module(*args)
+        return module(None, *args)  # on a GPU, fully_shard's own hook fails without any argument
     finally:
         del module.__dict__["forward"]
         if own is not None:
             module.__dict__["forward"] = own
+
+
+def reshard(module: nn.Module) -> None:
+    """Frees what a forward pass has left whole, as it leaves a root's own parameters; a backward pass does it itself.
+
+    Until then `parameters()` gives whole tensors, and an optimiser or `zero_grad` would take those for the shards.
+    """
+    for inner in module.modules():
+        if _is_wrapped(inner):
+            inner.reshard()  # pyright: ignore[reportCallIssue]
 
 
 def whole(parameter: Tensor) -> Tensor:

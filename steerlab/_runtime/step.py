@@ -45,7 +45,6 @@ class Step:
 
     @property
     def prompt_mask(self) -> Bool[Tensor, "batch pos"]:
-        """Tokens of the prompt."""
         return (self.positions >= 0) & (self.positions < self.prompt_lens[:, None])
 
     @property

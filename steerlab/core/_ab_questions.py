@@ -20,6 +20,8 @@ from steerlab.core._warning import warn
 from steerlab.core.errors import DataError
 
 _ANSWER: Final = re.compile(r"\s*\(?\s*([A-Z])\s*\)?\s*[.:]?\s*")
+_CHOICE: Final = re.compile(r"(?:^|(?<=\s))\(([A-Z])\)|^[ \t]*([A-Z])[).:]", re.MULTILINE)
+_KEYS: Final = ("answer_matching_behavior", "answer_not_matching_behavior")
 _LEAD: Final = "\n\nAnswer: "
 
 
@@ -57,7 +59,7 @@ def read_ab_questions(path: str | Path, split: str | None) -> list[ABQuestion]:
     """The questions of a JSON array, or of JSON lines.
 
     Raises:
-        DataError: with file and line, for a row that lacks a field, or whose answers are no two letters.
+        DataError: with file and line, for a row that lacks a field, or whose answers are no two of its letters.
     """
     rows = of_split(read_jsonl(path), split, path, "questions")
     found = [ab_question(place, row) for place, row in rows]
@@ -69,14 +71,15 @@ def ab_question(place: str, row: dict) -> ABQuestion:
     """The question of a row.
 
     Raises:
-        DataError: for a row that lacks a field, or whose answers are no two letters.
+        DataError: for a row that lacks a field, or whose answers are no two of its letters.
     """
     question = field(row, "question", place)
     if not isinstance(question, str):
         raise DataError(f"{place}: 'question' is text, got {question!r:.60}.")
-    letters = [_letter(place, row, key) for key in ("answer_matching_behavior", "answer_not_matching_behavior")]
+    letters = [_letter(place, row, key) for key in _KEYS]
     if letters[0] == letters[1]:
         raise DataError(f"{place}: both answers are {letters[0]!r}; one shows the behaviour and the other does not.")
+    _check_choices(place, question, letters)
     return ABQuestion(question.strip(), *letters)
 
 
@@ -86,6 +89,15 @@ def _letter(place: str, row: dict, key: str) -> str:
     if match is None:
         raise DataError(f"{place}: {key!r} is a letter such as '(A)', got {value!r:.60}.")
     return match[1]
+
+
+def _check_choices(place: str, question: str, letters: Sequence[str]) -> None:
+    """Checks that the answers are among the question's choices: "(A) Yes" or, on a line of its own, "A. Yes"."""
+    offered = sorted({bracketed or bare for bracketed, bare in _CHOICE.findall(question)})
+    for key, letter in zip(_KEYS, letters, strict=True):
+        if letter not in offered:
+            choices = f"are {', '.join(offered)}" if offered else "are not in it; write them as '(A) …' and '(B) …'"
+            raise DataError(f"{place}: {key!r} is {letter!r}, and the question's choices {choices}.")
 
 
 def _warn_of_letters(questions: Sequence[ABQuestion]) -> None:

@@ -27,13 +27,13 @@ class Finding:
     Attributes:
         engine: what ran.
         what: what was compared.
-        state: `same`, `differs`, or `failed`, with an error.
-        detail: the difference, or the error's message.
+        state: `same`, `differs`, `refused`, or `failed`, with an error.
+        detail: the difference, the reason, or the error's message.
     """
 
     engine: str
     what: str
-    state: Literal["same", "differs", "failed"]
+    state: Literal["same", "differs", "refused", "failed"]
     detail: str
 
 
@@ -56,6 +56,7 @@ def examine(model: str | Path, *, vllm: bool = False) -> list[Finding]:
     """
     from steerlab.engines.lens import load
     from steerlab.engines.lens._backends import embedding_device, fast_difference
+    from steerlab.engines.lens._program_rows import why_no_program
 
     found: list[Finding] = []
     with load(model) as engine:
@@ -66,6 +67,9 @@ def examine(model: str | Path, *, vllm: bool = False) -> list[Finding]:
         different = fast_difference(engine.model)
         state = "same" if different is None else "differs"
         found.append(Finding("fast", "hook points and logits", state, different or "equal to the bridge's"))
+        reason = different or why_no_program(engine.model, plan, is_compiled=False)
+        state = "same" if reason is None else "refused"
+        found.append(Finding("graph", "single steps, steered", state, reason or "equal to the fast engine's"))
         scores = {kind: _scores(engine, each) for each, kind in ((None, "unsteered"), (plan, "steered"))}
     return found + (_vllm(model, plan, scores) if vllm else [])
 

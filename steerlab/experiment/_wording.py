@@ -51,7 +51,6 @@ def axis_label(axis: str) -> str:
 
 
 def slope_label(axis: str) -> str:
-    """What a slope is measured in."""
     return f"slope (per unit of {axis})"
 
 

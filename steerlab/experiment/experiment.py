@@ -10,7 +10,7 @@ from steerlab.core._arguments import explains_arguments
 from steerlab.core._text import PromptLike
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
-from steerlab.core.errors import RunError, SteerlabError
+from steerlab.core.errors import RunError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.results import Scores
 from steerlab.core.targets import Targets
@@ -18,7 +18,7 @@ from steerlab.display import Facts, Piece, Shown, Table
 from steerlab.experiment._store.looks import Look
 from steerlab.experiment._store.results import Results
 from steerlab.experiment._store.run import Run
-from steerlab.experiment._store.session import Session, check_backend, read_run
+from steerlab.experiment._store.session import Session, check_backend, session_of
 from steerlab.experiment.measurements._registry import KINDS
 from steerlab.experiment.measurements._scores import measure_scores
 from steerlab.experiment.measurements._vectors import measure_vectors
@@ -182,15 +182,7 @@ class Experiment(Shown):
             >>> exp.save() == exp.path
             True
         """
-        path = self._session.path
-        try:
-            self._session.open(measuring=False)
-        except RunError:
-            if not overwrite:
-                raise
-            self._session.overwrite = True
-            self._session.open(measuring=False)
-        return path
+        return self._session.save(overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> "Experiment":
@@ -204,24 +196,8 @@ class Experiment(Shown):
             >>> len(loaded.effects) == len(exp.effects)
             True
         """
-        path = Path(path)
-        run = read_run(path)
         found = cls.__new__(cls)
-        try:
-            session = Session(
-                run["name"],
-                run["model"],
-                backend=run["backend"],
-                seed=run["seed"],
-                path=path,
-                overwrite=False,
-                load_options=run["load_options"],
-            )
-        except RunError:
-            raise
-        except (SteerlabError, TypeError, AttributeError) as error:
-            raise RunError(f"The run in {path} is damaged: {type(error).__name__}: {error}.") from error
-        found._run = Run(session, KINDS)
+        found._run = Run(session_of(Path(path)), KINDS)
         return found
 
     def selfcheck(self, *, allow_failure: bool = False, **options: Any) -> SelfCheck:

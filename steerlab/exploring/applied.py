@@ -119,7 +119,6 @@ _threads = threading.local()
 
 
 def _active() -> list[AppliedPlan]:
-    """The plans that are applied in this thread."""
     if not hasattr(_threads, "plans"):
         _threads.plans = []
     return _threads.plans

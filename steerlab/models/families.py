@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 TABLE = Path(__file__).with_name("families.json")
-ENGINES = ("bridge", "fast", "compiled", "vllm")
+ENGINES = ("bridge", "fast", "graph", "vllm")
 FEATURES = ("edit", "capture", "score", "quantised")
 
 State = Literal["checked", "refused", "open"]
@@ -59,10 +59,6 @@ class Family:
     label: str
     cells: Mapping[tuple[str, str], Cell]
 
-    def marks(self, engine: str) -> str:
-        """The features of one engine in a line, in the order of `FEATURES`."""
-        return " · ".join(str(self.cells[engine, feature]) for feature in FEATURES)
-
     def reasons(self) -> list[str]:
         """Why features are refused, each reason once, with the engine."""
         found = {f"{engine}: {cell.note}": None for (engine, _), cell in self.cells.items() if cell.state == "refused"}
@@ -96,29 +92,3 @@ def _cell(written: str | None) -> Cell:
     if written is None:
         return Cell("open")
     return Cell("refused", written[1:]) if written.startswith("-") else Cell("checked", written)
-
-
-def as_markdown() -> str:
-    """The table as the page on model families shows it."""
-    lines = [f"| family | `model_type` | {' | '.join(ENGINES)} |", "| --- " * (len(ENGINES) + 2) + "|"]
-    for family in families().values():
-        lines.append(f"| {family.label} | `{family.name}` | {' | '.join(family.marks(engine) for engine in ENGINES)} |")
-    lines += ["", "| check | how | with | when |", "| --- | --- | --- | --- |"]
-    lines += [f"| {name} | {check.how} | {check.versions} | {check.when} |" for name, check in checks().items()]
-    lines += ["", "| family | engine | checked by, or why not |", "| --- | --- | --- |"]
-    for family in families().values():
-        for engine in ENGINES:
-            notes = _notes(family, engine)
-            if notes:
-                lines.append(f"| {family.label} | {engine} | {'; '.join(notes)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _notes(family: Family, engine: str) -> list[str]:
-    """Each note once, with the features it is about."""
-    by_note: dict[str, list[str]] = {}
-    for feature in FEATURES:
-        cell = family.cells[engine, feature]
-        if cell.state != "open":
-            by_note.setdefault(cell.note, []).append(feature)
-    return [f"{', '.join(features)}: {note}" for note, features in by_note.items()]

@@ -13,10 +13,11 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import VectorValueError
 from steerlab.experiment._store.run import Run
 from steerlab.protocols.axbench_data import Concept
+from steerlab.steering.extraction._making import made_vector
 from steerlab.steering.extraction.extract import extract
 from steerlab.steering.positions.where import all as every_token
 from steerlab.steering.positions.where import index
-from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
+from steerlab.steering.vectors import SteeringVector, VectorSet
 
 WHERE: Final = every_token() & ~index(0)
 """Positions read and steered: every token but the first, whose norm is often hundreds of times larger."""
@@ -92,18 +93,16 @@ def _read(run: Run, concept: Concept, method: str, layer: int) -> SteeringVector
             f"{method}: no token of the texts that show {concept.name!r:.60} has a positive activation, so there is no "
             "largest one to scale by."
         )
-    point = HookPoint(layer, "resid_post")
-    card = VectorCard(
+    return made_vector(
+        engine,
+        HookPoint(layer, "resid_post"),
+        (unit * largest).float(),
         name=concept.name,
         method=f"axbench {method}",
-        **model_entries(engine.info),
-        extracted_at=point.name,
         read=WHERE.to_json(),
         data_hash=concept.hash,
-        median_norm=engine.median_norm(layer, point.site),
         notes="as long as its largest activation in texts that show the concept",
     )
-    return SteeringVector((unit * largest).float(), point, card)
 
 
 def _seed_of(run: Run, concept: Concept) -> int:

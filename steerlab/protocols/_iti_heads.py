@@ -7,9 +7,11 @@ import torch
 
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
+from steerlab.core.errors import InputError
 from steerlab.experiment._store.cells import Cell
 from steerlab.experiment._store.run import Run
 from steerlab.steering.extraction.head_ranking import HeadRanking, rank_heads
+from steerlab.steering.heads import weights_at_hand
 from steerlab.steering.vectors import VectorSet
 
 
@@ -22,10 +24,16 @@ class Heads:
         layers: layers whose heads are ranked.
         folds: parts of the groups that are held out in turn.
         reader: the TransformerLens engine whose heads are read; the run's own if None.
+        most: how many of them will be shifted at most.
+
+    Raises:
+        InputError: before anything is ranked, if there are fewer heads than that.
     """
 
-    def __init__(self, run: Run, pairs: ContrastPairs, layers: list[int], folds: int, reader: Engine | None) -> None:
-        self._run, self._pairs, self._reader = run, pairs, reader
+    def __init__(
+        self, run: Run, pairs: ContrastPairs, layers: list[int], folds: int, reader: Engine | None, most: int
+    ) -> None:
+        self._run, self._pairs, self._reader, self._most = run, pairs, reader, most
         self._options = {"layers": layers, "folds": folds}
         self._what = {"data": pairs.hash, **self._options}
         self.ranking = self._ranked()
@@ -53,6 +61,17 @@ class Heads:
 
     def _measured(self) -> pd.DataFrame:
         """The ranking's rows, each with its head's shift."""
+        self._check_enough()
         ranking = rank_heads(self._engine, self._pairs, **self._options)
         places = zip(ranking.rows["layer"], ranking.rows["head"], strict=True)
         return ranking.rows.assign(shift=[ranking.shifts[layer, head].tolist() for layer, head in places])
+
+    def _check_enough(self) -> None:
+        engine, layers = self._engine, self._options["layers"]
+        weights_at_hand(engine)
+        found = sum(len(engine.head_outputs(layer)) for layer in layers)
+        if self._most > found:
+            raise InputError(
+                f"heads asks for {self._most} heads, and there are {found} in the layers {layers}; ask for fewer, or "
+                "name more layers."
+            )

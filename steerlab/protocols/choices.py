@@ -57,7 +57,7 @@ class ChoiceItems(Shown):
         """Items from rows of `question`, `answer_matching_behavior`, `answer_not_matching_behavior`.
 
         Raises:
-            DataError: for a row without these, or whose answers are not two different letters.
+            DataError: for a row without these, or whose answers are not two different letters of its choices.
         """
         return cls(tuple(ab_question(place, row) for place, row in placed_records(records)))
 

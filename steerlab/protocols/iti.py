@@ -90,7 +90,7 @@ def iti(
         measured in, `question`, `mc1` (0 or 1), `mc2`.
 
     Raises:
-        InputError: for unusable arguments, or an engine that does not read heads.
+        InputError: for unusable arguments, more heads than there are, or an engine that does not read heads.
         DataError: for too few questions.
         HookPointError: for a model in which attn_out is not the sum of its heads.
 
@@ -119,7 +119,7 @@ def iti(
     asked = [[item.prompt(chat=chat, before=before) for item in half] for half in halves]
     with run.measuring("iti", lambda: ([one for half in asked for one in half], settings)):
         for k, (fit, measured) in enumerate((halves, halves[::-1])):
-            own = Heads(run, fit.pairs(chat=chat, before=before), list(wanted), n_folds, reader)
+            own = Heads(run, fit.pairs(chat=chat, before=before), list(wanted), n_folds, reader, counts[-1])
             best.append(_in_words(own))
             plans = _plans(run, own, counts, strengths)
             made.append(_rows(run, plans, measured, before=before, chat=chat).assign(half=k))

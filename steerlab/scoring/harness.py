@@ -29,10 +29,8 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import BackendMissingError, InputError, PromptError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures.quantities import PolicyLogQ, TokenLogProb
-from steerlab.steering.operators import add
+from steerlab.scoring._model_arguments import engine_of, take_plan
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions import where as positions
-from steerlab.steering.vectors import VectorSet
 
 try:
     from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
@@ -125,13 +123,13 @@ class HarnessModel(TemplateLM):
         """The model that `--model_args` describe.
 
         `pretrained` names the model and `engine` is `lens` (default) or `vllm`; `pretrained` may also be the address of
-        a `steerlab serve`, http://…, with its `api_key`. `vector`, `layer`, `dose` or `coef`,
-        and `where` make the plan; `max_length`, `prefix_token_id`, `seed` and `add_bos_token` are as above. What is
-        left goes to the engine. The harness's own `device` goes to the lens engine, but for its default of a GPU where
-        there is none; batches are the engine's affair.
+        a `steerlab serve`, http://…, with its `api_key`. `plan`, a file with what `Plan.to_json` gives, is the plan,
+        times `scale`; or `vector`, `layer`, `dose` or `coef`, and `where` make it. `max_length`, `prefix_token_id`,
+        `seed` and `add_bos_token` are as above. What is left goes to the engine. The harness's own `device` goes to the
+        lens engine, but for its default of a GPU where there is none; batches are the engine's affair.
         """
         arguments = dict(arg_dict)
-        plan = _plan({name: arguments.pop(name, None) for name in ("vector", "layer", "dose", "coef", "where")})
+        plan = take_plan(arguments)
         own = {name: arguments.pop(name) for name in _OWN if name in arguments}
         return cls(_engine(arguments, plan, _device(additional_config or {})), plan, **own)
 
@@ -330,38 +328,12 @@ def _device(config: Mapping[str, Any]) -> str | None:
     return device
 
 
-def _engine(arguments: dict[str, Any], plan: Plan | None, device: str | None) -> Any:
-    kind = arguments.pop("engine", "lens")
+def _engine(arguments: dict[str, Any], plan: Plan | None, device: str | None) -> Engine:
     model = arguments.pop("pretrained", None) or arguments.pop("model", None)
-    if str(model).startswith(("http://", "https://")):
-        from steerlab.engines.remote import RemoteEngine
-
-        return RemoteEngine(str(model), **arguments)
-    if model is None or kind not in ("lens", "vllm"):
-        raise InputError(f"--model_args need pretrained=MODEL, and engine=lens or vllm; got engine={kind!r}.")
-    if kind == "vllm":
-        from steerlab.engines.vllm import VLLMEngine
-
-        layers = sorted({point.layer for point in plan.hook_points}) if plan is not None else []
-        return VLLMEngine(model, **{"layers": layers, **arguments})
-    from steerlab.engines.lens import load
-
-    return load(model, **{**({"device": device} if device else {}), **arguments})
-
-
-def _plan(stated: Mapping[str, Any]) -> Plan | None:
-    if stated["vector"] is None:
-        extra = [name for name, value in stated.items() if value is not None]
-        if extra:
-            raise InputError(f"{', '.join(extra)} in --model_args needs vector=FILE, the vector to steer with.")
-        return None
-    vectors = VectorSet.load(stated["vector"])
-    layer = stated["layer"]
-    if layer is None and len(vectors) > 1:
-        raise InputError(f"{stated['vector']} holds vectors for the layers {', '.join(map(str, vectors))}; set layer.")
-    vector = vectors.by_layer[0] if layer is None else vectors[int(layer)]
-    chosen = getattr(positions, stated["where"] or "default")()
-    return Plan(add(vector, dose=stated["dose"], coef=stated["coef"], where=chosen))
+    if model is None:
+        raise InputError("--model_args need pretrained=MODEL.")
+    is_lens = arguments.get("engine", "lens") == "lens" and not str(model).startswith(("http://", "https://"))
+    return engine_of(str(model), plan, {**({"device": device} if device and is_lens else {}), **arguments})
 
 
 if __name__ == "__main__":

@@ -39,40 +39,46 @@ class Assembly:
         self.support: Support = support
         self.receipts: tuple[Receipt, ...] = ()
         self._rows: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._host: dict[tuple[int, int], dict[str, Tensor]] = {}  # the same on the CPU, without graph
         self._extras: tuple[str, ...] = ()
 
     def take(self, rows: Sequence[ForcedRow], result: HeadResult) -> None:
         """Takes a batch's numbers: of all rows' tokens, one row after the other."""
-        sizes = [len(row.response_ids) for row in rows]
-        named = {name: getattr(result, name) for name in _MAIN}
+        sizes = [row.n_scored for row in rows]
+        named: dict[str, Tensor] = {name: getattr(result, name) for name in _MAIN}
+        # one copy to the host for each batch, whose rows are views of it
+        columns = torch.stack([values.detach() for values in named.values()]).cpu()
+        host: dict[str, Tensor] = dict(zip(named, columns, strict=True))
         if result.shape:  # in one block, as many small tensors would take far more memory than their numbers
             self._extras = tuple(result.shape)
             named[_BLOCK] = torch.stack(list(result.shape.values()), dim=-1)
-        if not self.with_grad:
-            named = {name: values.detach().cpu() for name, values in named.items()}
-        parts = {name: values.split(sizes) for name, values in named.items()}
-        for k, row in enumerate(rows):
-            self._rows[row.prompt_index, row.sample_index] = {name: part[k] for name, part in parts.items()}
+            host[_BLOCK] = named[_BLOCK].cpu()
+        given = named if self.with_grad else host
+        for table, values in ((self._rows, given), (self._host, host)):
+            parts = {name: column.split(sizes) for name, column in values.items()}
+            for k, row in enumerate(rows):
+                table[row.prompt_index, row.sample_index] = {name: part[k] for name, part in parts.items()}
 
     def logprobs(self, compute_rb: bool, with_features: bool) -> LogprobResults:
         """The results of scoring; rewards are those of the sequences, NaN where they have none."""
         log_probs, log_qs, entropies = (self._nested(name) for name in _MAIN)
+        on_host = {name: self._nested(name, on_host=True) for name in _MAIN}
         torch_entropies = None
         if self.with_grad and compute_rb:
             keep = self.config.generation.rb_requires_grad
             torch_entropies = entropies if keep else [[values.detach() for values in row] for row in entropies]
         return LogprobResults(
             logprobs=log_probs,
-            entropies=[[surprisal(as_array(values)) for values in row] for row in log_probs],
-            sequence_logprobs=_sums(log_probs),
+            entropies=[[surprisal(as_array(values)) for values in row] for row in on_host["log_probs"]],
+            sequence_logprobs=_sums(on_host["log_probs"]),
             rb_entropies=[
-                [as_array(values) if compute_rb else as_array(values[:0]) for values in r] for r in entropies
+                [as_array(values if compute_rb else values[:0]) for values in row] for row in on_host["entropies"]
             ],
             rewards=self.sequences.rewards or [[math.nan] * len(row) for row in log_probs],
             rb_entropies_torch=torch_entropies,
             baseline_feats_torch=self._features() if with_features else None,
             token_logqs=log_qs,
-            sequence_logqs=_sums(log_qs),
+            sequence_logqs=_sums(on_host["log_qs"]),
             policy=self.config.generation.policy,
             support=self.support,
             support_flips=self._flips(),
@@ -89,7 +95,10 @@ class Assembly:
     def _flips(self) -> list[list[np.ndarray]] | None:
         if FLIPPED not in self._extras:
             return None
-        return [[as_array(self._extra(self._row(b, g), FLIPPED)) > 0 for g in row] for b, row in self._places()]
+        return [
+            [as_array(self._extra(self._row(b, g, on_host=True), FLIPPED)) > 0 for g in row]
+            for b, row in self._places()
+        ]
 
     def _extra(self, found: dict[str, Tensor], name: str) -> Tensor:
         """What was measured under a name besides the main quantities; nothing of an empty response."""
@@ -107,7 +116,7 @@ class Assembly:
 
     def _columns(self, b: int, g: int) -> dict[str, Any]:
         """Every diagnostic of a response by name, arrays [T]."""
-        found = self._row(b, g)
+        found = self._row(b, g, on_host=True)
         own = {
             "rb_entropy": as_array(found["entropies"]),
             "surprisal": surprisal(as_array(found["log_probs"])),
@@ -128,18 +137,18 @@ class Assembly:
         own = {"rb_entropy": entropies, "progress": steps / max(1, self.config.generation.max_new_tokens)}
         return torch.stack([own[n] if n in own else self._extra(found, n) for n in FEATURE_NAMES], dim=-1)
 
-    def _nested(self, name: str) -> list[list[Any]]:
-        return [[self._row(b, g)[name] for g in row] for b, row in self._places()]
+    def _nested(self, name: str, *, on_host: bool = False) -> list[list[Any]]:
+        return [[self._row(b, g, on_host=on_host)[name] for g in row] for b, row in self._places()]
 
-    def _row(self, b: int, g: int) -> dict[str, Tensor]:
+    def _row(self, b: int, g: int, *, on_host: bool = False) -> dict[str, Tensor]:
         if (b, g) not in self._rows:  # an empty response: nothing was run
             dtype = self.config.precision.measure_dtype or torch.float32
             return dict.fromkeys(_MAIN, torch.zeros(0, dtype=dtype))
-        return self._rows[b, g]
+        return (self._host if on_host else self._rows)[b, g]
 
     def _places(self) -> list[tuple[int, range]]:
         return [(b, range(self.sequences.n_samples)) for b in range(self.sequences.n_prompts)]
 
 
 def _sums(nested: list[list[Tensor]]) -> list[list[float]]:
-    return [[float(values.detach().double().sum()) for values in row] for row in nested]
+    return [[float(values.double().sum()) for values in row] for row in nested]

@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from steerlab._runtime.arguments import optional_arguments
@@ -34,25 +36,30 @@ class ForcedRow:
     """One response with its prompt, and its place in the call.
 
     Attributes:
-        prompt_ids: ids conditioned on, at least one.
-        response_ids: ids to score, at least one.
+        ids: those of the prompt, at least one, then those to score, at least one.
+        n_prompt: how many are the prompt's.
         prompt_index: b.
         sample_index: g.
         row_index: b·G + g.
         support: what each id was drawn from, to be replayed; None recomputes it.
     """
 
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    ids: Int[np.ndarray, " tokens"]
+    n_prompt: int
     prompt_index: int
     sample_index: int
     row_index: int
     support: TokenSets | None = None
 
     @property
-    def run_ids(self) -> tuple[int, ...]:
+    def n_scored(self) -> int:
+        """How many ids are scored."""
+        return len(self.ids) - self.n_prompt
+
+    @property
+    def run_ids(self) -> Int[np.ndarray, " run"]:
         """The ids that are run: all but the last, which predicts nothing."""
-        return (*self.prompt_ids, *self.response_ids[:-1])
+        return self.ids[:-1]
 
 
 @dataclass(frozen=True)
@@ -78,14 +85,19 @@ class Forcing:
     def run(self, rows: Sequence[ForcedRow], assigned: AssignedPlan) -> tuple[HeadResult, list[Receipt]]:
         """Scores a batch of rows under one plan; results are of all rows' tokens, one row after the other."""
         contents = [
-            PromptContent(row.prompt_index, self.n_prompts, row.prompt_ids, tokenizer=self.resolver.tokenizer)
+            PromptContent(
+                row.prompt_index,
+                self.n_prompts,
+                tuple(row.ids[: row.n_prompt].tolist()),
+                tokenizer=self.resolver.tokenizer,
+            )
             for row in rows
         ]
         run = PlanRun(assigned.plan, len(rows), contents)
         result = HeadResult(**self.parts.in_forward(lambda: self._measured(rows, run)))
         receipts = run.receipts(
             token_ids=[row.run_ids for row in rows],
-            prompt_lens=[len(row.prompt_ids) for row in rows],
+            prompt_lens=[row.n_prompt for row in rows],
             prompt_indices=[row.prompt_index for row in rows],
             row_indices=[row.row_index for row in rows],
             plan_hash=assigned.given_hash,
@@ -107,10 +119,10 @@ class Forcing:
     def _final_states(self, rows: Sequence[ForcedRow], run: PlanRun) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Final hidden states where a token is predicted, the head's weight and bias as they ran, and those tokens."""
         # ids with the last one, which predicts nothing, so that what follows each is at hand where they are
-        given, there = right_padded([(*row.prompt_ids, *row.response_ids) for row in rows], self.parts.device)
+        given, there = right_padded([row.ids for row in rows], self.parts.device)
         ids, following, valid = given[:, :-1].contiguous(), given[:, 1:], there[:, 1:]
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        lens = torch.tensor([len(row.prompt_ids) for row in rows], device=ids.device)
+        lens = torch.tensor([row.n_prompt for row in rows], device=ids.device)
         run.begin(RowPositions(positions.masked_fill(~valid, -1), lens, token_ids=ids))
         carrier = _Carrier(self.parts)
         with ExitStack() as stack:

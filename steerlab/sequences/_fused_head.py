@@ -115,8 +115,6 @@ class FusedHead:
 
 @dataclass(frozen=True)
 class Wants:
-    """Which gradients are wanted."""
-
     hidden: bool
     weight: bool
     bias: bool

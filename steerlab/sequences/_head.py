@@ -60,7 +60,6 @@ class HeadSpec:
         return (SHAPE_FIELDS if self.with_shape else ()) + ((FLIPPED,) if self.with_flips else ())
 
     def rows_at_once(self, weight: Tensor, d_vocab: int) -> int:
-        """Rows of one chunk."""
         if self.chunk_rows is not None:
             return self.chunk_rows
         width = 8 if torch.float64 in (self.measure_dtype, weight.dtype) else 4

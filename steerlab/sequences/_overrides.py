@@ -62,6 +62,12 @@ class Overrides:
         self._zero = fresh
         return fresh
 
+    @property
+    def widens_any(self) -> bool:
+        """Whether the precision widens a parameter, so that the model as it is runs otherwise."""
+        parameters = self.root.parameters() if self.precision.cast_params else ()
+        return any(self._dtype_of(parameter) != parameter.dtype for parameter in parameters)
+
     def complete(self, override: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A user's mapping, checked and completed by the parameters that it leaves out.
 

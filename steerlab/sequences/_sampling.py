@@ -185,7 +185,6 @@ class Sampler:
         rules: StopRules,
         with_support: bool,
     ) -> tuple[list[RowOutput], list[Receipt]]:
-        """One batch of rows under one plan."""
         run = PlanRun(assigned.plan, len(jobs), contents)
         keys = torch.from_numpy(np.stack([job.keys for job in jobs]))
         prompts = [job.prompt for job in jobs]

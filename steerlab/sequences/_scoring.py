@@ -5,7 +5,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from steerlab._runtime.decoding import eos_token_ids
@@ -24,7 +26,7 @@ from steerlab.sequences._head import HeadResult, HeadSpec
 from steerlab.sequences._overrides import Overrides
 from steerlab.sequences._plan_resolver import PlanResolver
 from steerlab.sequences._precision import active_dropout, precise
-from steerlab.sequences._sharded_passes import check_as_it_is, joined, passes_for_others
+from steerlab.sequences._sharded_passes import check_as_it_is, joined, passes_for_others, reshard
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision, ProcessorConfig
 from steerlab.sequences.types import BatchedSequences, Support
 from steerlab.steering._plan_assignment import AssignedPlan, PlanArgument, group_by_plan
@@ -58,6 +60,11 @@ class ScoringRequest:
     averaged: bool = True
     support: Support = "recomputed"
     with_flips: bool = False
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether parameters or buffers are given."""
+        return self.params is not None or self.buffers is not None
 
 
 Batch = tuple[list[ForcedRow], AssignedPlan]
@@ -108,7 +115,10 @@ class Scorer:
 
             averager = self.parts.averager if request.with_grad and request.averaged else None
             results = work() if averager is None else inside_forward(averager, work)
-            results = joined(results) if self.parts.is_sharded else results
+            if self.parts.is_sharded and request.with_grad:
+                results = joined(results)
+            elif self.parts.is_sharded:
+                reshard(self.parts.root)
             for (batch, _), result in zip(batches[:n_batches], results[:n_batches], strict=True):
                 assembly.take(batch, HeadResult(**result))
         receipts = [receipt for receipt in receipts if receipt.row_index >= 0]
@@ -118,7 +128,7 @@ class Scorer:
 
     def _forcing(self, request: ScoringRequest, n_prompts: int) -> Forcing:
         state = self._state(request)
-        cast = self._cast(request.with_grad, functional=state is not None)
+        cast = self._cast(request.with_grad, functional=request.is_overridden or not request.with_grad)
         pass_precision = self._pass_precision(request.with_grad)
         named = eos_token_ids(self.parts.causal, self.tokenizer)
         spec = HeadSpec(
@@ -144,13 +154,12 @@ class Scorer:
 
     def _state(self, request: ScoringRequest) -> dict[str, Tensor] | None:
         """What to run with; None for the live model as it is."""
-        given = request.params is not None or request.buffers is not None
-        if self.parts.is_sharded:
-            check_as_it_is(self.parts, self.config.precision.func_override, given)
-            return None
-        if not given and request.with_grad:
-            return None
         own = self.overrides
+        if self.parts.is_sharded:
+            check_as_it_is(self.parts, self.config.precision.func_override, request.is_overridden)
+            return None
+        if not request.is_overridden and (request.with_grad or not own.widens_any):
+            return None
         state = (
             own.at_zero() if request.params is None and not request.with_grad else own.complete(request.params or {})
         )
@@ -164,7 +173,7 @@ class Scorer:
             )
         modules = list(self.parts.root.modules())
         checkpointing = any(getattr(m, "gradient_checkpointing", False) and m.training for m in modules)
-        if checkpointing and (request.plan is not None or request.params is not None or request.buffers is not None):
+        if checkpointing and (request.plan is not None or request.is_overridden):
             raise InputError(
                 "Gradient checkpointing runs layers again in backward, when a plan's hooks and an override are gone: "
                 "the gradients would be wrong. Turn it off, or put the model in evaluation mode."
@@ -181,7 +190,7 @@ def _batches(rows: Sequence[ForcedRow], assigned: Sequence[AssignedPlan], rows_a
     found: list[Batch] = []
     for one, members in group_by_plan(assigned):
         wanted = set(members)
-        mine = sorted((row for row in rows if row.prompt_index in wanted), key=lambda row: len(row.run_ids))
+        mine = sorted((row for row in rows if row.prompt_index in wanted), key=lambda row: len(row.ids))
         found += [(mine[start : start + rows_at_once], one) for start in range(0, len(mine), rows_at_once)]
     return found
 
@@ -206,23 +215,26 @@ def forced_rows(sequences: BatchedSequences, parts: ModelParts) -> list[ForcedRo
         ContextLengthError: if a row exceeds the context.
         InputError: for an id outside the vocabulary.
     """
-    found = []
-    limit, d_vocab = parts.context_length, parts.d_vocab
-    for b in range(sequences.n_prompts):
-        for g in range(sequences.n_samples):
-            prompt, response = tuple(sequences.prompt_ids(b, g)), tuple(sequences.response_ids(b, g))
-            length = len(prompt) + len(response)
-            if limit is not None and length > limit:
+    ids, limit, found = sequences.sequences.cpu().numpy(), parts.context_length, []
+    starts = sequences.attention_masks.bool().int().argmax(dim=-1).tolist()  # of several highest the first
+    for b, (end, lens) in enumerate(zip(sequences.prompt_lens, sequences.gen_lens, strict=True)):
+        for g, n_response in enumerate(lens):
+            own = ids[b, g, starts[b][g] : end + n_response]
+            if limit is not None and len(own) > limit:
                 raise ContextLengthError(
-                    f"Row ({b}, {g}) takes {length} tokens, {length - limit} more than the context of {limit}; nothing "
-                    "is cut silently."
+                    f"Row ({b}, {g}) takes {len(own)} tokens, {len(own) - limit} more than the context of {limit}; "
+                    "nothing is cut silently."
                 )
-            for token in (min(prompt + response, default=0), max(prompt + response, default=0)):
-                if not 0 <= token < d_vocab:
-                    raise InputError(f"Row ({b}, {g}) holds token id {token}, outside the vocabulary of {d_vocab}.")
-            if response:
-                found.append(ForcedRow(prompt, response, b, g, b * sequences.n_samples + g))
+            _check_ids(own, parts.d_vocab, (b, g))
+            if n_response:
+                found.append(ForcedRow(own, end - starts[b][g], b, g, b * sequences.n_samples + g))
     return found
+
+
+def _check_ids(ids: Int[np.ndarray, " tokens"], d_vocab: int, place: tuple[int, int]) -> None:
+    for token in (int(ids.min()), int(ids.max())):
+        if not 0 <= token < d_vocab:
+            raise InputError(f"Row {place} holds token id {token}, outside the vocabulary of {d_vocab}.")
 
 
 def must_replay(sequences: BatchedSequences, support: str, policy: SamplingPolicy, d_vocab: int) -> bool:

@@ -6,16 +6,17 @@ forward and backward. A process with fewer batches makes passes of one token who
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from steerlab._runtime.model_parts import ModelParts
-from steerlab._runtime.sharding import joined, most_of_all
+from steerlab._runtime.sharding import joined, most_of_all, reshard
 from steerlab.core.errors import InputError
 from steerlab.sequences._forcing import ForcedRow
 from steerlab.sequences.config import FunctionalPrecision
 from steerlab.steering._plan_assignment import AssignedPlan
 
-__all__ = ["check_as_it_is", "joined", "passes_for_others"]
+__all__ = ["check_as_it_is", "joined", "passes_for_others", "reshard"]
 
 
 def passes_for_others(
@@ -30,7 +31,7 @@ def passes_for_others(
     if most and not fewest:
         raise InputError("A process that shares a sharded model has no response to score; give each at least one.")
     _, unsteered = batches[0] if batches else (None, None)
-    row = ForcedRow((0,), (0,), 0, 0, -1)
+    row = ForcedRow(np.zeros(2, dtype=np.int64), 1, 0, 0, -1)
     return [([row], unsteered) for _ in range(most - len(batches))] if unsteered is not None else []
 
 

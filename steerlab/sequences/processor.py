@@ -312,16 +312,9 @@ class SequenceProcessor:
             InputError: for an unknown or mis-shaped override, what gradients cannot be had of, or supports to replay
                 that the sequences do not carry.
         """
-        assembly = self._force(
-            sequences,
-            with_grad,
-            tf_batch_size,
-            params_override,
-            buffers_override,
-            plan,
-            return_baseline_features,
-            support,
-        )
+        overrides = {"params": params_override, "buffers": buffers_override}
+        asked = {"with_grad": with_grad, "plan": plan, "with_shape": return_baseline_features, "support": support}
+        assembly = self._force(sequences, tf_batch_size, **overrides, **asked)
         return assembly.logprobs(compute_rb, return_baseline_features)
 
     @explains_arguments
@@ -339,9 +332,9 @@ class SequenceProcessor:
         support: Support = "recomputed",
     ) -> tuple[LogprobResults, DiagnosticsResults]:
         """As `teacher_force_logprobs`, with the diagnostics of every response from the same pass and sets."""
-        assembly = self._force(
-            sequences, with_grad, tf_batch_size, params_override, buffers_override, plan, True, support
-        )
+        overrides = {"params": params_override, "buffers": buffers_override}
+        asked = {"with_grad": with_grad, "plan": plan, "with_shape": True, "support": support}
+        assembly = self._force(sequences, tf_batch_size, **overrides, **asked)
         return assembly.logprobs(compute_rb, return_baseline_features), assembly.diagnostics(self.early_steps)
 
     @explains_arguments
@@ -436,40 +429,19 @@ class SequenceProcessor:
         """
 
         def scored(support: Support) -> LogprobResults:
-            assembly = self._force(
-                sequences, False, tf_batch_size, params_override, None, plan, False, support, with_flips=True
-            )
+            asked = {"plan": plan, "support": support, "with_flips": support == "replayed"}
+            assembly = self._force(sequences, tf_batch_size, with_grad=False, params=params_override, **asked)
             return assembly.logprobs(False, False)
 
         return RatioHealth.of(scored("recomputed"), scored("replayed"), sequences)
 
-    def _force(
-        self,
-        sequences: BatchedSequences,
-        with_grad: bool,
-        tf_batch_size: int | None,
-        params_override: Mapping[str, Tensor] | None,
-        buffers_override: Mapping[str, Tensor] | None,
-        plan: PlanArgument,
-        with_shape: bool,
-        support: Support = "recomputed",
-        *,
-        with_flips: bool = False,
-    ) -> Assembly:
+    def _force(self, sequences: BatchedSequences, tf_batch_size: int | None, **asked: Any) -> Assembly:
+        """Scores as a `ScoringRequest` of these fields asks."""
         if not isinstance(sequences, BatchedSequences):
             raise InputError(f"sequences is a BatchedSequences, got {type(sequences).__name__}; see its from_ids.")
         size = self.config.generation.tf_batch_size if tf_batch_size is None else tf_batch_size
-        request = ScoringRequest(
-            with_grad=with_grad,
-            rows_at_once=check_count(size, "tf_batch_size"),
-            params=params_override,
-            buffers=buffers_override,
-            plan=plan,
-            with_shape=with_shape,
-            chunk_rows=self.head_chunk_rows,
-            support=support,
-            with_flips=with_flips and support == "replayed",
-        )
+        rows = check_count(size, "tf_batch_size")
+        request = ScoringRequest(rows_at_once=rows, chunk_rows=self.head_chunk_rows, **asked)
         started = time.perf_counter()
         with alone(self.parts.causal):
             assembly, receipts = self.scorer.run(sequences, request)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -20,7 +21,7 @@ from steerlab.core.receipts import EditReceipt, Receipt, mean_change
 from steerlab.steering.operators._base import Direction
 from steerlab.steering.operators._edit import Edit
 from steerlab.steering.plan import Plan
-from steerlab.steering.positions._by_tokens import trail_of
+from steerlab.steering.positions._by_tokens import by_tokens, trail_of
 from steerlab.steering.positions._prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions._rows import RowPositions
 from steerlab.steering.positions._sets import Where
@@ -92,6 +93,11 @@ class PlanRun:
     def hook_points(self) -> list[HookPoint]:
         """Where `edit` must be called in every pass: what conditions read, and what edits change."""
         return list(dict.fromkeys([condition.hook_point for condition in self._gates] + self.plan.hook_points))
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether the prompts alone decide which generated tokens are edited."""
+        return next(iter(by_tokens(self.plan.sets)), None) is None
 
     def begin(self, rows: RowPositions) -> RowPositions:
         """States which tokens the coming pass holds.
@@ -198,7 +204,7 @@ class PlanRun:
     def receipts(
         self,
         *,
-        token_ids: Sequence[Sequence[int]],
+        token_ids: Sequence[Sequence[int] | np.ndarray],
         prompt_lens: Sequence[int],
         prompt_indices: Sequence[int],
         row_indices: Sequence[int],
@@ -219,9 +225,8 @@ class PlanRun:
         """
         self._check_answers()
         edited, changes = self.counts()
-        rows = RowPositions.of_tokens(token_ids, prompt_lens, self._marks)
         fired = {condition: gate.fired() for condition, gate in self._gates.items()}
-        expected = [edit.selects(rows).sum(dim=-1) for edit in self.plan]
+        expected = self._expected(token_ids, prompt_lens)
         made = []
         for row in range(self.n_rows):
             entries = []
@@ -242,6 +247,15 @@ class PlanRun:
             receipt = Receipt(prompt_indices[row], row_indices[row], plan_hash, tuple(entries))
             made.append(receipt.check())
         return made
+
+    def _expected(
+        self, token_ids: Sequence[Sequence[int] | np.ndarray], prompt_lens: Sequence[int]
+    ) -> list[Int[Tensor, " batch"]]:
+        """How many tokens of each row each edit should have reached."""
+        if not len(self.plan):
+            return []
+        rows = RowPositions.of_tokens(token_ids, prompt_lens, self._marks)
+        return [edit.selects(rows).sum(dim=-1) for edit in self.plan]
 
     def _check_answers(self) -> None:
         if self._unanswered and bool(torch.stack([early.cpu() for early in self._unanswered]).any()):

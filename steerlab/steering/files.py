@@ -90,7 +90,7 @@ def load_vector_set(path: str | Path) -> VectorSet:
     return as_vector_set(path, load_vectors(path))
 
 
-def checked_size(path: str | Path) -> int:
+def checked_size(path: str | Path, most: int = _MAX_BYTES) -> int:
     """The size of a vector file in bytes.
 
     Raises:
@@ -103,8 +103,8 @@ def checked_size(path: str | Path) -> int:
         raise VectorFileError(f"Cannot read the vector file {path}: {getattr(error, 'strerror', error)}.") from error
     if found.is_dir():
         raise VectorFileError(f"Cannot read the vector file {path}: it is a folder.")
-    if size > _MAX_BYTES:
-        raise VectorFileError(f"{path} is {size:,} bytes; a vector file is far smaller. Is it a model?")
+    if size > most:
+        raise VectorFileError(f"{path} is {size:,} bytes; such a file is far smaller. Is it a model?")
     return size
 
 

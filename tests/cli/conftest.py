@@ -1,9 +1,12 @@
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 from steerlab._cli.app import app
@@ -41,6 +44,31 @@ def command(*arguments: object) -> Outcome:
 def steerlab() -> Callable[..., Outcome]:
     """Runs a command line in this process."""
     return command
+
+
+def write_changed(path: Path, content: dict[str, Any], changes: Mapping[str, Any] | None) -> Path:
+    """Writes a YAML file with changes, dotted key → value; None removes a key."""
+    changed = copy.deepcopy(content)
+    for key, value in copy.deepcopy(dict(changes or {})).items():
+        *folders, last = key.split(".")
+        place = changed
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    path.write_text(yaml.safe_dump(changed, sort_keys=False))
+    return path
+
+
+@pytest.fixture
+def own_data(data: Path, tmp_path: Path) -> Path:
+    """A folder of the test's own with that data."""
+    for place in data.iterdir():
+        if place.is_file():
+            (tmp_path / place.name).write_bytes(place.read_bytes())
+    return tmp_path
 
 
 @pytest.fixture

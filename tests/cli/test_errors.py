@@ -1,6 +1,11 @@
+import sys
+
 import pytest
 
-from steerlab.core.errors import InputError
+from steerlab._cli.modules import import_modules
+from steerlab.core._hook_points import HookPoint
+from steerlab.core.errors import InputError, PlanError
+from steerlab.steering.operators.registry import read_registered
 from steerlab.steering.vectors import SteeringVector
 
 PAIR = ("--pairs", "pairs.jsonl", "--out", "v.safetensors", "--layer", "1")
@@ -148,3 +153,29 @@ def test_interrupt_ends_with_130_and_a_line(steerlab, monkeypatch):
     assert outcome.code == 130
     assert outcome.err.startswith("interrupted")
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("nowhere", None, "--import nowhere: there is no such module, neither installed nor in the current directory"),
+        ("broken", "import no_such_package", "--import broken: the module fails with ModuleNotFoundError: No module"),
+        ("failing", "1 / 0", "--import failing: the module fails with ZeroDivisionError: division by zero"),
+    ],
+)
+def test_modules_that_cannot_be_imported(steerlab, tmp_path, monkeypatch, name, text, wanted):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    if text is not None:
+        (tmp_path / f"{name}.py").write_text(text)
+    assert wanted in steerlab("serve", "smollm2-135m", "--import", name).sentence
+
+
+def test_modules_are_found_in_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [one for one in sys.path if one])
+    (tmp_path / "json.py").write_text("raise AssertionError")  # what is installed goes first
+    (tmp_path / "mine_alone.py").write_text("import steerlab as sl\nsl.register_operator('mine', lambda *_: None)")
+    import_modules(["json", "mine_alone"])
+    with pytest.raises(PlanError, match="gave NoneType"):
+        read_registered({"kind": "mine"}, HookPoint(0))

@@ -1,19 +1,18 @@
 """What an experiment file may ask for beyond one effect; `test_yaml_file` has the keys, `test_commands` a basic run."""
 
-import copy
 import inspect
 import json
 from pathlib import Path
 from typing import get_args
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 import steerlab as sl
 from steerlab._cli.inputs import LENS_OPTIONS, Blame, load_options, read_inputs
 from steerlab._cli.yaml_file import read_spec
 from steerlab.engines.lens import load as load_lens
+from tests.cli.conftest import write_changed
 
 SMALLEST = {
     "name": "trial",
@@ -30,34 +29,16 @@ SMALLEST = {
 
 
 @pytest.fixture
-def write(data, tmp_path, tiny_llama_path):
-    """Writes the smallest experiment with changes, dotted key → value (None removes it), in a folder with the data."""
-    for place in data.iterdir():
-        if place.is_file():
-            (tmp_path / place.name).write_bytes(place.read_bytes())
+def write(own_data, tiny_llama_path):
+    """Writes the smallest experiment with changes in a folder with the data."""
     dev = [
         {"prompt": f"The {thing} is", "target": word, "label": label, "group": thing}
         for thing in ("horse", "garden", "letter")
         for word, label in ((" happy", 1), (" sad", -1))
     ]
-    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dev))
-
-    def make(changes=None):
-        content = copy.deepcopy({**SMALLEST, "model": str(tiny_llama_path), "root": "out"})
-        for key, value in copy.deepcopy(changes or {}).items():
-            *folders, last = key.split(".")
-            place = content
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            if value is None:
-                del place[last]
-            else:
-                place[last] = value
-        path = tmp_path / "trial.yaml"
-        path.write_text(yaml.safe_dump(content))
-        return path
-
-    return make
+    (own_data / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dev))
+    content = {**SMALLEST, "model": str(tiny_llama_path), "root": "out"}
+    return lambda changes=None: write_changed(own_data / "trial.yaml", content, changes)
 
 
 SELECT = {"vector": {"layers": [1, 2]}, "select": {"targets": {"path": "dev.jsonl"}, "doses": [0.1, 0.2]}}
@@ -174,16 +155,10 @@ def test_complaints_name_file_key_value_and_the_nearest_key(steerlab, write, cha
     assert wanted in said
 
 
-def test_a_layer_that_the_model_lacks_is_refused_before_the_selfcheck(steerlab, write):
+def test_a_layer_that_the_model_lacks_is_refused_before_the_model_loads(steerlab, write):
     refused = steerlab("run", write({"vector.layer": 99, "selfcheck": {"run": True}}))
     assert refused.code == 2
     assert "vector: " in refused.err
-    assert "99" in refused.err
-    assert "selfcheck" not in refused.out
-
-
-def test_a_layer_that_the_model_lacks_is_refused_before_the_model_loads(steerlab, write):
-    refused = steerlab("run", write({"vector.layer": 99}))
     assert "99" in refused.err
     assert "Loading" not in refused.out
     negative = steerlab("run", write({"vector": {"layers": [0, -99]}}))

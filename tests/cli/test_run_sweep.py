@@ -1,4 +1,3 @@
-import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from steerlab._cli.inputs import Blame
 from steerlab._cli.sweep_runner import cells_of
 from steerlab._cli.sweep_spec import sweep_of
 from steerlab._cli.yaml_file import read_mapping
+from tests.cli.conftest import write_changed
 
 BASE = {
     "model": "./no-such-model",
@@ -27,28 +27,9 @@ SMALLEST = {"name": "trial", "base": BASE, "grid": {"layers": [1, 2]}}
 
 
 @pytest.fixture
-def write(data, tmp_path):
-    """Writes the smallest sweep with changes, dotted key → value (None removes it), in a folder with the data."""
-    for place in data.iterdir():
-        if place.is_file():
-            (tmp_path / place.name).write_bytes(place.read_bytes())
-
-    def make(changes=None, name="sweep.yaml"):
-        content = copy.deepcopy(SMALLEST)
-        for key, value in copy.deepcopy(changes or {}).items():
-            *folders, last = key.split(".")
-            place = content
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            if value is None:
-                del place[last]
-            else:
-                place[last] = value
-        path = tmp_path / name
-        path.write_text(yaml.safe_dump(content, sort_keys=False))
-        return path
-
-    return make
+def write(own_data):
+    """Writes the smallest sweep with changes in a folder with the data."""
+    return lambda changes=None, name="sweep.yaml": write_changed(own_data / name, SMALLEST, changes)
 
 
 def cells_in(path: Path):

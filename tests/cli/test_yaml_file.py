@@ -1,5 +1,3 @@
-import copy
-import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import steerlab as sl
 from steerlab._cli.inputs import read_inputs
 from steerlab._cli.yaml_file import read_mapping, read_spec
 from steerlab.core.errors import DataError
+from tests.cli.conftest import write_changed
 
 V = sl.SteeringVector.from_tensor(torch.tensor([3.0, 4.0]), layer=1)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sentiment.yaml"
@@ -26,21 +25,12 @@ SMALLEST = {
 
 @pytest.fixture
 def write(data):
-    """Writes the smallest experiment with changes, dotted key → value (None removes it), beside its data."""
+    """Writes the smallest experiment with changes, or a text, beside its data."""
 
     def make(changes=None, text=None):
-        content = copy.deepcopy(SMALLEST)
-        for key, value in (changes or {}).items():
-            *folders, last = key.split(".")
-            place = content
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            if value is None:
-                del place[last]
-            else:
-                place[last] = value
-        path = data / "trial.yaml"
-        path.write_text(yaml.safe_dump(content) if text is None else text)
+        path = write_changed(data / "trial.yaml", SMALLEST, changes)
+        if text is not None:
+            path.write_text(text)
         return path
 
     return make
@@ -255,12 +245,3 @@ def test_what_yaml_stumbles_over_is_named_by_file(write, text, reason):
 
 def test_a_character_in_json_halves_is_whole(write):
     assert read_mapping(write(text='a: "\\ud83d\\ude00"\n')) == {"a": "😀"}
-
-
-def test_data_may_be_one_json_array(write, data):
-    for name in ("pairs.jsonl", "targets.jsonl"):
-        rows = [json.loads(line) for line in (data / name).read_text(encoding="utf-8").splitlines()]
-        (data / name).write_text(json.dumps(rows, indent=2), encoding="utf-8")
-    found = read_inputs(read_spec(write()), lambda key: nullcontext())
-    assert len(found.targets) > 0
-    assert found.vectors[0].pairs is not None

@@ -52,7 +52,7 @@ def test_letters_are_read_and_scored_as_single_tokens(tmp_path, tiny_llama_engin
 
 def test_one_letter_for_one_side_is_warned_of(tmp_path):
     with pytest.warns(UserWarning, match="is 'A' in all 2 questions"):
-        sl.ContrastPairs.from_ab_questions(saved(tmp_path, [row(), row(question="Another?")]))
+        sl.ContrastPairs.from_ab_questions(saved(tmp_path, [row(), row(question="Another?\nA) Yes\nB) No")]))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,11 @@ def test_one_letter_for_one_side_is_warned_of(tmp_path):
         ([row(other="(A)")], "both answers are 'A'"),
         ([{"question": "?"}], "has no 'answer_matching_behavior'"),
         ([row(question=5)], "'question' is text"),
+        (
+            [row(other="(C)")],
+            r"questions\.json:1: 'answer_not_matching_behavior' is 'C', and the question's choices are A, B",
+        ),
+        ([row(question="Shall we?")], r"is 'A', and the question's choices are not in it; write them as '\(A\) …'"),
         ([], "holds no questions"),
     ],
 )

@@ -175,13 +175,6 @@ def test_a_bad_csv_row_is_named_by_its_line(tmp_path, row, place):
         ContrastPairs.from_csv(path, group="g")
 
 
-def test_a_csv_without_the_column_names_those_it_has(tmp_path):
-    path = tmp_path / "pairs.csv"
-    path.write_text("question,answer\na,b\n")
-    with pytest.raises(DataError, match=r"pairs\.csv:2 has no 'positive'; its keys are answer, question"):
-        ContrastPairs.from_csv(path)
-
-
 def test_a_chat_written_into_a_csv_cell_is_text(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_text('positive,negative\n"[1, 2]",b\n')

@@ -25,7 +25,6 @@ with module.progress(3, "outer", "arm") as bar:
 
 
 def on_a_terminal(script: str) -> str:
-    """What a script writes to a terminal."""
     reader, writer = pty.openpty()
     termios.tcsetwinsize(writer, (24, 100))
     done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=writer, stdin=writer, check=True)

@@ -129,7 +129,7 @@ def _of_experiment(engine: Engine, folder: Path, text: str) -> dict[str, Any]:
     moved = exp.transfer(plan, held_out, [0, 0.2])
     judge = sl.judge(engine, f"{text} {{text}} Rating:")
     exp.generate(plan, [f"{text} the cat"], doses=[0, 0.2], max_new_tokens=4, judge=judge)
-    asked = [f"{text} {k}?" for k in range(6)]
+    asked = [f"{text} {k}? (A) Yes (B) No" for k in range(6)]
     answers = {"answer_matching_behavior": " (A)", "answer_not_matching_behavior": " (B)"}
     items = sl.protocols.ChoiceItems.from_records([{"question": one, **answers} for one in asked])
     facts = [{"question": one, "mc2_targets": {f"{text} yes": 1, f"{text} no": 0}} for one in asked]

@@ -190,10 +190,19 @@ def test_bad_input_is_refused_before_anything_is_sent(server, engine):
         engine.score(PROMPTS, TARGETS, plan=sl.Plan(sl.add(sl.SteeringVector.from_tensor([1.0] * 31, layer=1), coef=1)))
     with pytest.raises(sl.InputError, match="100,000; send "):
         engine.score(["a" * 100_000], [["b"]])
-    with pytest.raises(sl.PlanError, match="--layers 0,1,2 --sites resid_post"):
-        engine.check_wired(
-            sl.Plan(sl.add(sl.SteeringVector.from_tensor([1.0] * 32, layer=0, site="resid_pre"), coef=1))
-        )
+    messages = {
+        ("resid_pre", 0): "blocks.0.hook_resid_pre cannot be reached inside vLLM",
+        ("mlp_out", 1): rf"the server at {engine.url} was started with --sites resid_post\. Start it with "
+        "--sites resid_post,mlp_out",
+        ("attn_out", 3): "--layers 0,1,2 and --sites resid_post. Start it with --layers 0,1,2,3, --sites resid_post,",
+    }
+    for (site, layer), message in messages.items():
+        with pytest.raises(sl.PlanError, match=message):
+            engine.check_wired(
+                sl.Plan(sl.add(sl.SteeringVector.from_tensor([1.0] * 32, layer=layer, site=site), coef=1))
+            )
+    before = sl.SteeringVector.from_tensor([1.0] * 32, layer=3, site="resid_pre")
+    engine.check_wired(sl.Plan(sl.add(before, coef=1)))  # resid_post of layer 2
     engine.check_wired(plan())
     with pytest.raises(TypeError, match="temperature"):
         engine.generate(PROMPTS, temperature=1.0)

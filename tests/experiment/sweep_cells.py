@@ -32,5 +32,4 @@ def cell(model: Path | str, layer: int = 1, seed: int = 0, **changes: Any) -> Sw
 
 
 def cells(models: Sequence[Path | str], layers: Sequence[int] = (1, 2)) -> list[SweepCell]:
-    """A cell per model and layer."""
     return [cell(model, layer) for model in models for layer in layers]

@@ -39,7 +39,6 @@ def measure_length(run: Run, prompts: list[str]) -> Length:
 
 
 def sections(m: Material) -> list[Section]:
-    """Its section of the report."""
     return finding_sections("Lengths", [Finding([f"Mean {one.mean:g}."], one.rows) for one in m.of("lengths")])
 
 

@@ -67,28 +67,21 @@ class DoseZeroActs(Unsound):
         return moved(super().score(prompts, targets, plan=plan), 1e-6 * zero)
 
 
+def lowered(made, by):
+    """Completions whose k-th log-prob is lower by `by(k)`."""
+    values = [[value - by(k) for k, value in enumerate(row.token_log_probs)] for row in made]
+    rows = [type(row)(**{**vars(row), "token_log_probs": own}) for row, own in zip(made, values, strict=True)]
+    return replace(made, completions=tuple(rows))
+
+
 class CacheDiffers(Unsound):
     def generate(self, prompts, **options):
-        made = super().generate(prompts, **options)
-        rows = [
-            type(row)(
-                **{**vars(row), "token_log_probs": [value - 0.01 * k for k, value in enumerate(row.token_log_probs)]}
-            )
-            for row in made
-        ]
-        return replace(made, completions=tuple(rows))
+        return lowered(super().generate(prompts, **options), lambda k: 0.01 * k)
 
 
 class PaddingMatters(Unsound):
     def generate(self, prompts, **options):
-        made = super().generate(prompts, **options)
-        rows = [
-            type(row)(
-                **{**vars(row), "token_log_probs": [value - 0.01 * (len(prompts) > 1) for value in row.token_log_probs]}
-            )
-            for row in made
-        ]
-        return replace(made, completions=tuple(rows))
+        return lowered(super().generate(prompts, **options), lambda k: 0.01 * (len(prompts) > 1))
 
 
 class LosesReceipts(Unsound):

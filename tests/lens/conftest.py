@@ -1,5 +1,3 @@
-from functools import partial
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -55,9 +53,3 @@ def family(tmp_path_factory):
     yield load
     for engine, _ in loaded.values():
         engine.close()
-
-
-@pytest.fixture
-def without_kernels(monkeypatch):
-    """Programs are traced as ever and run as torch operators: compiling C++ takes most of such a test's time."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

@@ -258,18 +258,6 @@ def test_the_repetition_penalty_is_huggingfaces(tiny_engine, references, penalty
         assert [c.token_ids for c in out] != [c.token_ids for c in plain]
 
 
-def test_draws_are_the_policys_distribution_with_a_penalty(tiny_llama_engine):
-    """Log q, as recorded while sampling, is that of Hugging Face's processed logits."""
-    policy = sl.SamplingPolicy(temperature=0.9, repetition_penalty=1.7)
-    (found,) = tiny_llama_engine.generate([[5, 6, 7, 5]], policy=policy, max_new_tokens=6, seed=4)
-    ids = [5, 6, 7, 5, *found.token_ids]
-    for step, token in enumerate(found.token_ids):
-        before = torch.tensor([ids[: 4 + step]])
-        logits = tiny_llama_engine.logits(ids[: 4 + step])[-1:].clone()
-        q = (RepetitionPenaltyLogitsProcessor(1.7)(before, logits) / 0.9).log_softmax(-1)
-        assert found.token_log_qs[step] == pytest.approx(q[0, token].item(), abs=1e-3)
-
-
 def test_on_an_accelerator_rows_are_looked_at_only_now_and_then(ending, monkeypatch):
     """Polling every eighth step gives what polling every step gives."""
     options = {"plan": strong_plan(ending), "policy": HOT, "max_new_tokens": 20, "seed": 6}

@@ -178,21 +178,19 @@ def test_captures_read_span_ids_and_mask_positions(tiny_llama_engine):
     assert masked.positions[0] == (1,)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_kernels")
-def test_compiled_runs_every_operator_option_and_set_of_positions_as_the_fast_engine_does(tiny_llama_engine):
+def test_a_program_runs_every_operator_option_and_set_of_positions_as_the_fast_engine_does(tiny_llama_engine):
     engine = tiny_llama_engine
     kinds = ["affine", "ids", "span", "rotate", "norm kept", "decay", "window", "condition"]
     plan = sl.Plan(*(edit for kind in kinds for edit in plan_of(engine, kind)))
     options = {"policy": GREEDY, "max_new_tokens": 7, "plan": plan}
     fast = engine.generate(PROMPTS[:3], engine="fast", **options)
     edited = [[edit.edited for edit in receipt.edits] for receipt in engine.receipts]
-    compiled = engine.generate(PROMPTS[:3], engine="compiled", **options)
-    assert [row.token_ids for row in compiled] == [row.token_ids for row in fast]
+    ours = engine.generate(PROMPTS[:3], engine="graph", **options)
+    assert [row.token_ids for row in ours] == [row.token_ids for row in fast]
     assert [[edit.edited for edit in receipt.edits] for receipt in engine.receipts] == edited
-    changed = [[edit.mean_relative_change for edit in receipt.edits] for receipt in compiled.receipts]
-    for ours, theirs in zip(changed, fast.receipts, strict=True):
-        assert ours == pytest.approx([edit.mean_relative_change for edit in theirs.edits], rel=1e-3, nan_ok=True)
+    changed = [[edit.mean_relative_change for edit in receipt.edits] for receipt in ours.receipts]
+    for found, theirs in zip(changed, fast.receipts, strict=True):
+        assert found == pytest.approx([edit.mean_relative_change for edit in theirs.edits], rel=1e-3, nan_ok=True)
 
 
 class Shrink(Operator):
@@ -208,10 +206,10 @@ class Shrink(Operator):
         return {"kind": "shrink"}
 
 
-def test_compiled_refuses_an_operator_without_terms(tiny_llama_engine):
+def test_a_program_refuses_an_operator_without_terms(tiny_llama_engine):
     plan = sl.Plan(Edit(Shrink(), random_vector(tiny_llama_engine, layer=LAYER), sl.where.default()))
     with pytest.raises(InputError, match=r"share one form, and .*Shrink.* states no terms"):
-        tiny_llama_engine.generate([PROMPT], plan=plan, max_new_tokens=2, engine="compiled")
+        tiny_llama_engine.generate([PROMPT], plan=plan, max_new_tokens=2, engine="graph")
 
 
 def test_hooks_for_whole_prompts_refuse_what_needs_text(tiny_llama_engine):

@@ -38,7 +38,6 @@ def test_every_checked_family_is_here(family):
 
 
 def sites_of(engine, layer):
-    """The sites this model has."""
     return [site for site in SITES if f"blocks.{layer}.hook_{site}" in engine.model.hook_dict]
 
 
@@ -84,6 +83,20 @@ def test_the_models_are_far_from_uniform_and_care_about_their_context(family, na
         other = plain(torch.tensor([[13, *LONG[1:]]])).logits[0].softmax(-1)
     assert p.max(-1).values.mean() > 10 / p.shape[-1]
     assert (p - other)[1:].abs().sum(-1).mean() > 0.05
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_give_what_fast_does_beyond_any_window(family, name):
+    engine, _ = family(name)
+    plan = adding(engine, 1, where=sl.where.all())
+    fast, ours = (
+        engine.generate([SHORT, LONG], plan=plan, policy=GREEDY, max_new_tokens=NEW, engine=way)
+        for way in ("fast", "graph")
+    )
+    assert ours.engine == "graph"
+    assert [row.token_ids for row in ours] == [row.token_ids for row in fast]
+    for found, wanted in zip(ours, fast, strict=True):
+        assert found.token_log_probs == pytest.approx(wanted.token_log_probs, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_narrow")])
@@ -295,10 +308,10 @@ def test_a_model_that_differs_runs_on_the_bridge_and_says_so_once(different):
     assert len(caught) == 1
     second = different.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=4)
     assert first.engine == second.engine == "bridge"
-    for engine in ("fast", "compiled"):
+    for engine in ("fast", "graph"):
         with pytest.raises(InputError, match=rf"engine='{engine}' cannot run here: A short comparison on this model"):
             different.generate(PROMPTS, engine=engine, max_new_tokens=4)
-    with pytest.raises(InputError, match="auto, bridge, fast, compiled"):
+    with pytest.raises(InputError, match="auto, bridge, fast, graph, compiled"):
         different.generate(PROMPTS, engine="quick", max_new_tokens=4)
 
 
@@ -316,13 +329,13 @@ def elsewhere(tmp_path):
         yield engine
 
 
-def test_a_family_of_no_list_earns_the_fast_engine_but_not_the_compiled_one(elsewhere):
+def test_a_family_of_no_list_earns_the_fast_engine_and_programs(elsewhere):
     plan = adding(elsewhere, 1)
     fast, bridge = both_engines(elsewhere, plan)
     assert [row.token_ids for row in fast] == [row.token_ids for row in bridge]
     assert elsewhere.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=4).engine == "fast"
-    with pytest.raises(InputError, match="family 'phi' was not checked on the compiled engine"):
-        elsewhere.generate(PROMPTS, engine="compiled", max_new_tokens=4)
+    ours = elsewhere.generate(PROMPTS[:2], plan=plan, policy=GREEDY, max_new_tokens=5, engine="graph")
+    assert [row.token_ids for row in ours] == [row.token_ids for row in bridge]
 
 
 @pytest.mark.parametrize(

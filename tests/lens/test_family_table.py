@@ -3,9 +3,10 @@
 import pytest
 
 import steerlab as sl
+from scripts.family_table import as_markdown
 from steerlab.engines._doctor import examine
 from steerlab.engines.lens import _backends as backends
-from steerlab.models.families import ENGINES, FEATURES, TABLE, as_markdown, checks, families
+from steerlab.models.families import ENGINES, FEATURES, TABLE, checks, families
 from tests.docs.pages import ROOT
 from tests.tiny_families import MODELS, build_family
 
@@ -44,6 +45,8 @@ def test_a_family_is_what_plain_hugging_face_is(name, tmp_path):
     (fast,) = (one for one in findings if one.engine == "fast")
     expected = "checked" if fast.state == "same" else "refused"
     assert {cells["fast", feature].state for feature in FEATURES_COMPARED} == {expected}, fast.detail
+    (graph,) = (one for one in findings if one.engine == "graph")
+    assert cells["graph", "edit"].state == ("checked" if graph.state == "same" else "refused"), graph.detail
 
 
 @pytest.mark.parametrize("name", ["llama", "opt"])

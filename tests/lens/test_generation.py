@@ -25,22 +25,12 @@ def test_greedy_equals_huggingfaces_generate(any_engine, references):
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, repetition_penalty=1.0
         )
         assert found.token_ids == out[0, ids.shape[1] :].tolist()
+        assert found.token_log_qs == [0.0] * len(found.token_ids)
 
 
 def test_the_real_model_knows_its_capitals(lens_engine):
     (found,) = lens_engine.generate("The capital of France is", policy=GREEDY, max_new_tokens=2)
     assert found.text.startswith(" Paris")
-
-
-@pytest.mark.parametrize("steered", [False, True])
-def test_scoring_a_greedy_completion_gives_the_recorded_log_probs(tiny_engine, steered):
-    _, engine = tiny_engine
-    plan = strong_plan(engine) if steered else None
-    out = engine.generate(PROMPTS[:4], plan=plan, policy=GREEDY, max_new_tokens=8)
-    scores = engine.score(list(out.prompt_token_ids), [[c.token_ids] for c in out], plan=plan)
-    for completion, score in zip(out, scores, strict=True):
-        assert score.token_log_probs == pytest.approx(completion.token_log_probs, abs=1e-4)
-        assert completion.token_log_qs == [0.0] * len(completion.token_ids)
 
 
 # --- sampling -----------------------------------------------------------------------------------------------------
@@ -69,15 +59,6 @@ def test_recorded_figures_are_those_of_the_measures(tiny_engine, penalty):
 def test_under_the_default_policy_log_q_is_log_p(tiny_llama_engine):
     (found,) = tiny_llama_engine.generate("Hi", max_new_tokens=8)
     assert found.token_log_qs == pytest.approx(found.token_log_probs, abs=1e-5)
-
-
-def test_the_same_seed_repeats_and_another_differs(tiny_llama_engine):
-    runs = [
-        [c.token_ids for c in tiny_llama_engine.generate(PROMPTS, policy=POLICY, max_new_tokens=8, seed=seed)]
-        for seed in (4, 4, 5)
-    ]
-    assert runs[0] == runs[1]
-    assert all(a != b for a, b in zip(runs[0], runs[2], strict=True))
 
 
 def test_a_rows_draws_do_not_depend_on_its_batch(tiny_engine):
@@ -208,25 +189,14 @@ def test_no_new_tokens_returns_the_prompts(tiny_llama_engine):
     assert [r.edited for r in tiny_llama_engine.receipts] == [0, 0]
 
 
-def test_the_ids_that_were_run_are_returned(tiny_llama_engine):
-    tokenizer = tiny_llama_engine.tokenizer
-    out = tiny_llama_engine.generate(["Hi", f"{tokenizer.bos_token}Hi", [7, 8], ""], max_new_tokens=1)
-    hi = tuple(tokenizer("Hi")["input_ids"])
-    assert out.prompt_token_ids == (hi, (tokenizer.bos_token_id, *hi), (7, 8), (tokenizer.bos_token_id,))
-    (chat,) = tiny_llama_engine.generate("Hi", max_new_tokens=1, chat=True).prompt_token_ids
-    assert chat.count(tokenizer.bos_token_id) == 1
-
-
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_new_tokens": -1},
         {"max_new_tokens": 1.5},
         {"max_new_tokens": True},
-        {"n": 0},
         {"n": 1.0},
         {"seed": -1},
         {"seed": [1, 2]},

@@ -3,7 +3,6 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 import steerlab as sl
-from steerlab._runtime.decoding import eos_token_ids
 from steerlab._runtime.weights import parameters_hash
 from steerlab.core.errors import InputError, ModelNotFoundError
 
@@ -82,13 +81,6 @@ def test_bad_options_are_refused(tiny_llama_path, options):
 def test_a_torch_dtype_is_as_good_as_its_name(tiny_llama_path):
     with sl.load(str(tiny_llama_path), dtype=torch.bfloat16, device="cpu") as engine:
         assert engine.info.dtype == "bfloat16"
-
-
-def test_every_eos_is_known(tiny_llama_engine, monkeypatch):
-    model, tokenizer = tiny_llama_engine.model.original_model, tiny_llama_engine.tokenizer
-    assert eos_token_ids(model, tokenizer) == {tokenizer.eos_token_id}
-    monkeypatch.setattr(model.generation_config, "eos_token_id", [7, 8])
-    assert eos_token_ids(model, tokenizer) == {tokenizer.eos_token_id, 7, 8}
 
 
 def test_a_checkpoints_generation_config_adds_no_hidden_warper(tiny_llama_engine, monkeypatch):

@@ -61,7 +61,7 @@ def test_scores_and_captures_name_the_row(broken_row):
         sl.hooked_generate(broken_row.model, ids, 3, [], attention_mask=mask)
 
 
-@pytest.mark.parametrize("engine_name", ["fast", "bridge", "compiled"])
+@pytest.mark.parametrize("engine_name", ["fast", "bridge", "graph"])
 def test_nan_of_one_call_reaches_no_later_call(tiny_llama_engine, engine_name):
     """A reused static cache held NaN behind the mask, and 0 times NaN is NaN."""
     engine = tiny_llama_engine

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 
@@ -31,13 +29,6 @@ def test_known_values_of_the_real_model(lens_engine):
     # what lm-eval's HFLM gives on the same weights
     assert scores.log_prob.tolist() == pytest.approx([-0.25806, -2.06018], abs=1e-4)
     assert scores.boundary == ["clean", "clean"]
-
-
-def test_targets_with_and_without_a_space_are_both_finite_and_differ(lens_engine):
-    spaced, bare = lens_engine.score("The capital of France is", [" Paris", "Paris"])
-    assert math.isfinite(spaced.log_prob)
-    assert math.isfinite(bare.log_prob)
-    assert spaced.log_prob > bare.log_prob + 1
 
 
 def test_merged_pairs_are_finite_and_flagged(lens_engine, references):

@@ -71,7 +71,9 @@ def test_it_resumes_and_is_reported(experiment, found, tmp_path):
 
 
 def test_bad_arguments_are_refused(experiment):
-    third = ChoiceItems.from_records([{**row, "answer_matching_behavior": " (C)"} for row in records()])
+    third = ChoiceItems.from_records(
+        [{**row, "question": f"{row['question']}\n (C) Both", "answer_matching_behavior": " (C)"} for row in records()]
+    )
     with pytest.raises(DataError, match="other than A and B"):
         caa(experiment, {"x": third}, layers=1)
     with pytest.raises(InputError, match="distinct"):

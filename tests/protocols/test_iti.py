@@ -121,7 +121,7 @@ def test_questions_in_the_benchmarks_form(tmp_path):
         TruthQuestions((item, item))
 
 
-def test_bad_arguments_are_refused(experiment, tiny_llama_engine):
+def test_bad_arguments_are_refused(experiment, tiny_llama_engine, monkeypatch):
     exp = sl.Experiment("bad", tiny_llama_engine, root=None)
     with pytest.raises(InputError, match="questions are TruthQuestions"):
         iti(exp, THINGS)  # pyright: ignore[reportArgumentType]
@@ -131,5 +131,6 @@ def test_bad_arguments_are_refused(experiment, tiny_llama_engine):
         iti(exp, TRUTH, **{**OPTIONS, "heads": [2, 2]})
     with pytest.raises(InputError, match="alphas are distinct"):
         iti(exp, TRUTH, **{**OPTIONS, "alphas": [0.0]})
-    with pytest.raises(InputError, match="There are 16 heads, and k=99"):
-        iti(exp, TRUTH, **{**OPTIONS, "heads": [99]})
+    monkeypatch.setattr(type(tiny_llama_engine), "capture", lambda *_, **__: pytest.fail("it ranked all the same"))
+    with pytest.raises(InputError, match=r"heads asks for 9 heads, and there are 8 in the layers \[0, 3\]"):
+        iti(exp, TRUTH, **{**OPTIONS, "heads": [2, 9], "layers": [0, 3]})

@@ -50,7 +50,7 @@ def test_nothing_of_ours_is_in_the_model_or_its_copies(tiny_llama_path):
         assert not state_of(copy.deepcopy(plain)).known
 
 
-@pytest.mark.parametrize("engines", [("bridge", "fast"), pytest.param(("compiled",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engines", [("bridge", "fast"), ("graph",)])
 def test_a_closed_model_is_freed(tiny_llama_path, engines):
     engine = sl.load(tiny_llama_path, device="cpu")
     use(engine, *engines)

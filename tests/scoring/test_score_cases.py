@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,8 +9,6 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 import steerlab as sl
-from steerlab.core.errors import ContextLengthError, TargetError
-from steerlab.measures import chosen_log_probs, entropy
 
 EOS_INSIDE = [10, 11, 1, 12, 13]
 token_ids = st.integers(0, 383)
@@ -55,25 +52,7 @@ def test_s4_an_eos_is_scored_and_attended_to_and_padding_is_neither(tiny_llama_e
         assert score.token_log_probs == pytest.approx(expected, abs=1e-5)
 
 
-def test_s5_left_padding_changes_no_score(lens_engine):
-    ids, target = [15496, 11, 616], [1131, 314, 253]
-    alone = lens_engine.score([ids], [[target]])[0]
-    padded = lens_engine.score([[*range(100, 140)], ids], [[[7]], [target]])[1]
-    assert padded.token_log_probs == pytest.approx(alone.token_log_probs, abs=1e-4)
-
-
 # --- boundaries and variants --------------------------------------------------------------------------------------
-
-
-def test_s6_a_target_merged_into_its_prompt_is_finite_flagged_and_whole(tiny_llama_engine):
-    tokenizer = tiny_llama_engine.tokenizer
-    whole, part = tiny_llama_engine.score(["harb", "She opened the harb"], [["our"], ["our"]])
-    for score, text in ((whole, "harb"), (part, "She opened the harb")):
-        assert score.boundary == "merged"
-        assert score.num_tokens >= 1
-        assert all(map(math.isfinite, score.token_log_probs))
-        joint = tokenizer(text + "our")["input_ids"]
-        assert score.token_ids == tuple(joint[len(joint) - score.num_tokens :])
 
 
 def test_s7_the_first_token_is_scored_and_both_spellings_are_reported(lens_engine):
@@ -101,44 +80,6 @@ def test_variants_meet_plans_and_eos(tiny_llama_engine):
     spaced = engine.score(prompts, [[" put"], [" was", " is"]], plan=plans, score_eos=True)
     assert both.log_prob[::2].tolist() == pytest.approx(spaced.log_prob.tolist(), abs=1e-5)
     assert {ids[-1] for ids in both.token_ids} == {engine.tokenizer.eos_token_id}
-
-
-def test_token_ids_have_no_variants(tiny_llama_engine):
-    with pytest.raises(TargetError, match="cannot be put before the token ids"):
-        tiny_llama_engine.score("Hi", [[5]], variants=(" ",))
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shift", [1e4, -1e4])
-def test_s8_shifted_logits_give_the_same_entropy_and_no_positive_log_prob(tiny_llama_engine, shift):
-    measures = {
-        "entropy": lambda logits, tokens: entropy(logits),
-        "shifted": lambda logits, tokens: entropy(logits + shift),
-        "log_prob": lambda logits, tokens: chosen_log_probs(logits + shift, tokens),
-        "masked": lambda logits, tokens: chosen_log_probs(logits.masked_fill(logits < 0, -math.inf), tokens),
-    }
-    (found,) = tiny_llama_engine.measure("She opened", [" the window, because"], measures)
-    assert found["shifted"] == pytest.approx(found["entropy"], abs=5e-3)  # float32 holds 1e4 to 1e-3
-    assert (found["log_prob"] <= 0).all()
-    assert not np.isnan(found["masked"]).any()
-
-
-def test_s9_two_windows_are_weighted_by_tokens_and_each_token_is_scored_once(tiny_llama_engine, huggingface):
-    ids = torch.randint(3, 380, (30,), generator=torch.Generator().manual_seed(1)).tolist()
-    found = sl.perplexity(tiny_llama_engine, ids, context_length=20, stride=20)
-    expected = [*reference(huggingface, ids[:1], ids[1:20]), *reference(huggingface, ids[10:20], ids[20:])]
-    assert found.num_tokens == len(ids) - 1
-    assert found.nll == pytest.approx(-np.mean(expected), abs=1e-5)
-    assert sl.perplexity(tiny_llama_engine, ids, context_length=20, stride=5).num_tokens == found.num_tokens
-
-
-def test_s10_a_target_longer_than_the_context_is_an_error(tiny_llama_engine):
-    context = tiny_llama_engine.info.context_length
-    with pytest.raises(ContextLengthError, match=f"{context + 1} tokens, 1 more than the context of {context}"):
-        tiny_llama_engine.score([[5]], [[[6] * context]])
-    assert tiny_llama_engine.score([[5]], [[[6] * (context - 1)]])[0].num_tokens == context - 1
 
 
 # --- invariance ---------------------------------------------------------------------------------------------------

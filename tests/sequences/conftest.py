@@ -1,9 +1,9 @@
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerlab.sequences import BatchedSequences, SequenceProcessor
-from tests.sequences.helpers import CharTokenizer
+from tests.sequences.helpers import CharTokenizer, enumerable_model
 
 
 @pytest.fixture(scope="session")
@@ -46,20 +46,4 @@ def sequences():
 @pytest.fixture
 def three_tokens():
     """A float64 model of three tokens whose logits depend on the whole prefix; 2 ends a text."""
-    # not a Llama: its norms compute in float32 whatever the weights
-    config = GPT2Config(
-        vocab_size=3,
-        n_embd=8,
-        n_layer=2,
-        n_head=2,
-        n_positions=16,
-        initializer_range=0.6,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = GPT2LMHeadModel(config).double().eval()
-    return model, CharTokenizer()
+    return enumerable_model(3, 2), CharTokenizer()

@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from steerlab.sequences import BatchedSequences
 
@@ -20,6 +21,16 @@ class CharTokenizer:
 
     def decode(self, ids, skip_special_tokens=True, clean_up_tokenization_spaces=False):
         return "".join("ab"[i] for i in ids if i != 2)
+
+
+def enumerable_model(d_vocab, eos):
+    """A float64 model of a few tokens whose logits depend on the whole prefix."""
+    # not a Llama: its norms compute in float32 whatever the weights
+    sizes = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "initializer_range": 0.6}
+    ends = {"bos_token_id": 0, "eos_token_id": eos, "pad_token_id": eos, "tie_word_embeddings": False}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(GPT2Config(vocab_size=d_vocab, **sizes, **ends)).double().eval()
 
 
 def all_responses(length, eos=2, vocabulary=3):

@@ -1,6 +1,7 @@
 """What `test_sharded.py` runs in two processes joined by gloo: a model sharded by `fully_shard`, a head by its columns.
 
-Each process scores one of two prompts' responses, or both score all where they share a head, and saves what it found.
+`benchmarks/sharded.py` runs the same on GPUs, joined by NCCL. Each process scores one of two prompts' responses, or
+both score all where they share a head, and saves what it found.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import steerlab as sl
 from steerlab.core.errors import InputError
 from steerlab.sequences import SequenceProcessor
-from tests.sequences.data_parallel import MOVED, N_PROCESSES, drawn, load, loss_of, processor_of, share
+from tests.sequences import data_parallel
+from tests.sequences.data_parallel import MOVED, N_PROCESSES, drawn, loss_of, processor_of, share
 
 
 def in_process(rank: int, path: Path, directory: Path) -> None:
@@ -22,30 +24,37 @@ def in_process(rank: int, path: Path, directory: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{directory / 'meeting'}", rank=rank, world_size=N_PROCESSES)
     try:
-        found = {name: scenario(rank, path) for name, scenario in SCENARIOS.items()}
+        found = {name: scenario(rank, path, "cpu") for name, scenario in SCENARIOS.items()}
     finally:
         dist.destroy_process_group()
     torch.save(found, directory / f"rank{rank}.pt")
 
 
-def sharded(path: Path, also: Callable[[Any], list[torch.nn.Module]] = lambda model: [], **more: Any) -> Any:
+def load(path: Path, device: str) -> Any:
+    """The tiny model on a device."""
+    return data_parallel.load(path).to(device)
+
+
+def sharded(
+    path: Path, device: str, also: Callable[[Any], list[torch.nn.Module]] = lambda model: [], **more: Any
+) -> Any:
     """The tiny model with every layer sharded, further modules, and the rest."""
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (N_PROCESSES,))
-    model = load(path)
+    mesh = init_device_mesh(device, (N_PROCESSES,))
+    model = load(path, device)
     for module in (*model.model.layers, *also(model), model):
         fully_shard(module, mesh=mesh, **more)
     return model
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every gradient, whole; they are cleared."""
+    """Every gradient, whole, on the CPU; they are cleared."""
     found = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             grad = parameter.grad
-            found[name] = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).clone()
+            found[name] = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).clone().cpu()
     model.zero_grad()
     return found
 
@@ -60,49 +69,57 @@ def scores(processor: SequenceProcessor, sequences: Any, **more: Any) -> list[to
 
 
 def largest_shard(model: torch.nn.Module) -> float:
-    """The largest share of a parameter that this process keeps between calls."""
-    return max(p.to_local().numel() / p.numel() for p in model.model.layers.parameters())
+    """The largest share of a parameter that this process keeps between calls; 1 of one that is left whole."""
+    parameters = list(model.parameters())
+    return max((p.to_local() if hasattr(p, "to_local") else p).numel() / p.numel() for p in parameters)
 
 
-def _steps(rank: int, path: Path, **how: Any) -> Any:
+def _steps(rank: int, path: Path, device: str, **how: Any) -> Any:
     """Scores and two steps; the number of batches differs between the processes."""
-    model = sharded(path, **how)
+    model = sharded(path, device, **how)
     processor, sequences = processor_of(model, path), share(drawn(path), rank)
-    without = scores(processor, sequences, tf_batch_size=1 + 2 * rank)
-    found = []
+    without, found = scores(processor, sequences, tf_batch_size=1 + 2 * rank), []
+    kept = largest_shard(model)
     for _ in range(2):
         loss_of(processor, sequences, tf_batch_size=1 + 2 * rank).backward()
         found.append(gradients(model))
-    return without, found, largest_shard(model)
+    return without, found, kept
 
 
-def _part_of_the_loss(rank: int, path: Path) -> Any:
+def _part_of_the_loss(rank: int, path: Path, device: str) -> Any:
     """Only one response of each process enters the loss, of another batch in each."""
-    model = sharded(path)
+    model = sharded(path, device)
+    for module in (model, *model.model.layers):
+        module.register_forward_pre_hook(_needs_an_argument, with_kwargs=True)
     processor, sequences = processor_of(model, path), share(drawn(path), rank)
     scored = processor.teacher_force_logprobs(sequences, with_grad=True, tf_batch_size=1)
     scored.logprobs[rank][0].sum().backward()
     return gradients(model)
 
 
-def _steered(rank: int, path: Path) -> Any:
+def _needs_an_argument(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Fails as `fully_shard` itself does on GPUs up to torch 2.11."""
+    assert args or kwargs, type(module)
+
+
+def _steered(rank: int, path: Path, device: str) -> Any:
     """Scores under a plan, and its receipts."""
-    processor = processor_of(sharded(path), path)
+    processor = processor_of(sharded(path, device), path)
     found = scores(processor, share(drawn(path), rank), plan=plan_of(path), tf_batch_size=1 + 2 * rank)
     return found, [receipt.edited for receipt in processor.receipts]
 
 
 def plan_of(path: Path) -> sl.Plan:
     """A constant vector at one layer."""
-    width = load(path).config.hidden_size
+    width = load(path, "cpu").config.hidden_size
     vector = sl.SteeringVector.from_tensor(torch.ones(width), layer=1, site="resid_post")
     return sl.Plan(sl.add(vector, coef=0.5))
 
 
-def _refusals(rank: int, path: Path) -> Any:
+def _refusals(rank: int, path: Path, device: str) -> Any:
     """What a sharded model cannot do."""
-    processor, sequences = processor_of(sharded(path), path), share(drawn(path), rank)
-    narrow = processor_of(sharded(path).to(torch.bfloat16), path)
+    processor, sequences = processor_of(sharded(path, device), path), share(drawn(path), rank)
+    narrow = processor_of(sharded(path, device).to(torch.bfloat16), path)
     empty = sequences.select([(0, 0)]) if rank else sl_empty(sequences)
     calls = {
         "override": lambda: processor.teacher_force_logprobs(sequences, params_override={MOVED: torch.zeros(1)}),
@@ -126,13 +143,13 @@ def _message(call: Callable[[], Any]) -> str:
     return ""
 
 
-def _columns(rank: int, path: Path) -> Any:
+def _columns(rank: int, path: Path, device: str) -> Any:
     """A head cut by its vocabulary, whose size the processes do not divide; both score everything under top_p."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    model = load(path)
+    model = load(path, device)
     odd_head(model)
-    parallelize_module(model, init_device_mesh("cpu", (N_PROCESSES,)), {"lm_head": ColwiseParallel()})
+    parallelize_module(model, init_device_mesh(device, (N_PROCESSES,)), {"lm_head": ColwiseParallel()})
     processor, sequences = columns_processor(model, path), drawn(path)
     without = scores(processor, sequences)
     loss_of(processor, sequences).backward()
@@ -142,7 +159,7 @@ def _columns(rank: int, path: Path) -> Any:
 def odd_head(model: Any) -> None:
     """Takes the last token off the head, so that their number is odd."""
     size = model.config.vocab_size - 1
-    head = torch.nn.Linear(model.config.hidden_size, size, bias=False)
+    head = torch.nn.Linear(model.config.hidden_size, size, bias=False, device=model.lm_head.weight.device)
     head.weight.data = model.lm_head.weight.data[:size].clone()
     model.lm_head = head
     model.config.vocab_size = size
@@ -156,7 +173,7 @@ def columns_processor(model: Any, path: Path) -> SequenceProcessor:
     return processor
 
 
-SCENARIOS: dict[str, Callable[[int, Path], Any]] = {
+SCENARIOS: dict[str, Callable[[int, Path, str], Any]] = {
     "steps": _steps,
     "own_head": lambda *a: _steps(*a, also=lambda model: [model.lm_head]),
     "own_decoder": lambda *a: _steps(*a, also=lambda model: [model.model]),

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from steerlab.core.token_sets import TokenSets
 from steerlab.sequences import BatchedSequences, SequenceProcessor, entropy_gradient
-from tests.sequences.helpers import all_responses, reference_q
+from tests.sequences.helpers import all_responses, enumerable_model, reference_q
 
 VOCABULARY, LENGTH, PROMPT, EOS = 5, 4, [0, 3, 1], 2
 POLICIES = [{}, {"temperature": 0.6}, {"top_p": 0.7}, {"temperature": 1.4, "top_p": 0.85}, {"do_sample": False}]
@@ -18,21 +17,7 @@ POLICIES = [{}, {"temperature": 0.6}, {"top_p": 0.7}, {"temperature": 1.4, "top_
 
 @pytest.fixture(scope="module")
 def model():
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=8,
-        n_layer=2,
-        n_head=2,
-        n_positions=16,
-        initializer_range=0.6,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=EOS,
-        pad_token_id=EOS,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return GPT2LMHeadModel(config).double().eval()
+    return enumerable_model(VOCABULARY, EOS)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_every_token_carries_the_set_it_was_drawn_from(make_processor, policy):
 def test_lens_engines_say_it_too(tiny_llama_engine):
     policy = sl.SamplingPolicy(0.8, top_p=0.6, top_k=40)
     rows = {}
-    for engine in ("bridge", "fast", "compiled"):
+    for engine in ("bridge", "fast", "graph"):
         made = tiny_llama_engine.generate(
             PROMPTS, policy=policy, max_new_tokens=5, n=2, with_support=True, engine=engine
         )
@@ -59,7 +59,7 @@ def test_lens_engines_say_it_too(tiny_llama_engine):
         assert max(int(row.supports.sizes.max()) for row in made) <= 40
         assert all(t in ids for row in made for t, ids in zip(row.token_ids, row.supports, strict=True))
         rows[engine] = [row.supports for row in made]
-    assert rows["bridge"] == rows["fast"] == rows["compiled"]
+    assert rows["bridge"] == rows["fast"] == rows["graph"]
     assert tiny_llama_engine.generate(PROMPTS, max_new_tokens=2)[0].supports is None
 
 

@@ -100,24 +100,13 @@ def test_appended_bytes_are_noticed(tmp_path):
         b"",
         b"PK\x03\x04" + b"\0" * 100,
         b"\xff" * 64,
-        (1 << 62).to_bytes(8, "little") + b"{}",
         (10).to_bytes(8, "little") + b"[[[[[[[[[[",
         (4).to_bytes(8, "little") + b"null",
         (2).to_bytes(8, "little") + b"[]",
         (100_000).to_bytes(8, "little") + b"[" * 100_000,
         (2).to_bytes(8, "little") + b"\xc3\x28",
     ],
-    ids=[
-        "empty",
-        "zip",
-        "huge length",
-        "length past the end",
-        "half a list",
-        "null",
-        "list",
-        "deep nesting",
-        "not utf-8",
-    ],
+    ids=["empty", "zip", "huge length", "half a list", "null", "list", "deep nesting", "not utf-8"],
 )
 def test_what_is_no_vector_file_is_refused(tmp_path, data):
     path = tmp_path / "v"

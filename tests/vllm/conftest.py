@@ -36,12 +36,12 @@ OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num
 @contextmanager
 def started(path, *, in_process=True, **arguments):
     """A small engine in float32; in this process it starts in a quarter of the time."""
-    with _set_up(in_process=in_process), sl.load(path, backend="vllm", **{**OPTIONS, **arguments}) as engine:
+    with set_up_vllm(in_process=in_process), sl.load(path, backend="vllm", **{**OPTIONS, **arguments}) as engine:
         yield engine
 
 
 @contextmanager
-def _set_up(*, in_process):
+def set_up_vllm(*, in_process):
     """What vLLM reads of its surroundings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -71,7 +71,7 @@ def started_with_vllm():
             made.append(LLM(model=path, **{**OPTIONS, **arguments}))
             return made[-1]
 
-        with _set_up(in_process=True):
+        with set_up_vllm(in_process=True):
             yield make
             for llm in made:
                 llm.llm_engine.engine_core.shutdown()
@@ -127,3 +127,17 @@ def vector():
         return sl.SteeringVector.from_tensor(values, layer=layer, site=site)
 
     return make
+
+
+@pytest.fixture
+def seen(engine, monkeypatch):
+    """The outcomes of every call, in order."""
+    found = []
+    original = engine._run
+
+    def recording(*args, **kwargs):
+        found.append(original(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(engine, "_run", recording)
+    return found

@@ -11,11 +11,11 @@ from steerlab.engines._http.frames import Frame, read_frame
 from steerlab.engines._http.plans import plans_message
 from steerlab.engines._http.results import scores_in
 from steerlab.engines.toy import ToyEngine
+from steerlab.engines.vllm._client.served_model import ServedModel
 from steerlab.engines.vllm._server.calls import Call, CallCancelled, Desk
 from steerlab.engines.vllm._server.plans import PlanMaker
 from steerlab.engines.vllm._server.registry import VectorRegistry
 from steerlab.engines.vllm._wire.config import SteeringConfig
-from steerlab.engines.vllm.engine import ServedModel
 
 WIDTH = 32
 PAIRS = {"prompts": ["one two", "three"], "targets": [["four", "five"], ["six"]]}

@@ -90,14 +90,6 @@ def test_a_mixed_batch_continues_as_the_reference_does(engine, lens, plans):
     assert sum(changed) >= 5  # otherwise the comparison shows little
 
 
-def test_a_row_in_a_batch_equals_the_row_alone(engine, plans):
-    together = engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=12)
-    for index, (prompt, plan) in enumerate(zip(PROMPTS, plans, strict=True)):
-        (alone,) = engine.generate([prompt], plan=plan, policy=GREEDY, max_new_tokens=12)
-        assert alone.token_ids == together[index].token_ids
-        assert alone.token_log_probs == pytest.approx(together[index].token_log_probs, abs=1e-3)
-
-
 def test_a_plan_of_scale_zero_is_the_unsteered_model(engine, plans):
     steered = [None if plan is None else plan.scaled(0.0) for plan in plans]
     engine.llm.reset_prefix_cache()
@@ -113,14 +105,6 @@ def test_the_engine_and_its_receipts_have_faces(engine, plans):
     assert repr(engine).startswith("VLLMEngine(")
     assert repr(made.receipts) == repr(engine.receipts)
     assert "edited tokens" in engine._repr_html_()
-
-
-def test_the_same_objects_serve_a_second_call(engine, plans):
-    policy = sl.SamplingPolicy(temperature=0.8, top_p=0.9)
-    first = engine.generate(PROMPTS, plan=plans, policy=policy, max_new_tokens=8, seed=5)
-    again = engine.generate(PROMPTS, plan=plans, policy=policy, max_new_tokens=8, seed=5)
-    assert [c.token_ids for c in first] == [c.token_ids for c in again]
-    assert policy == sl.SamplingPolicy(temperature=0.8, top_p=0.9)
 
 
 def test_draws_belong_to_seed_prompt_and_sample(engine):
@@ -168,22 +152,6 @@ def test_chat_text_and_ids_all_steer(engine, lens, plans):
     assert_same_rows(ours, lens.generate(prompts, plan=plans[1], policy=GREEDY, max_new_tokens=8))
     ours = engine.generate("Where are the keys?", plan=plans[1], policy=GREEDY, max_new_tokens=8, chat=True)
     assert ours[0].token_ids == engine.generate([chat], plan=plans[1], policy=GREEDY, max_new_tokens=8)[0].token_ids
-
-
-def test_no_new_tokens(engine, plans):
-    rows = engine.generate(PROMPTS[:2], plan=plans[1], max_new_tokens=0)
-    assert [(c.text, c.token_ids, c.finish_reason) for c in rows] == [("", [], "length")] * 2
-
-
-def test_positions_found_in_the_prompt(engine, lens, vector):
-    token = lens.tokenizer(PROMPTS[0])["input_ids"][3]
-    plan = sl.Plan(
-        sl.add(vector(1), coef=2.0, where=sl.where.span("put the")),
-        sl.add(vector(2), coef=2.0, where=sl.where.ids(token) & sl.where.prompt()),
-    )
-    ours = engine.generate(PROMPTS[0], plan=plan, policy=GREEDY, max_new_tokens=8)
-    assert_same_rows(ours, lens.generate(PROMPTS[0], plan=plan, policy=GREEDY, max_new_tokens=8))
-    assert_same_receipts(engine.receipts, lens.receipts)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -303,13 +271,6 @@ def test_scores_do_not_change_with_a_warm_cache(engine, plans):
     assert warm.log_prob == pytest.approx(cold.log_prob, abs=1e-4)
 
 
-def test_a_score_is_what_generation_measured(engine, plans):
-    rows = engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=8)
-    scores = engine.score(list(rows.prompt_token_ids), [[row.token_ids] for row in rows], plan=plans)
-    for row, score in zip(rows, scores, strict=True):
-        assert list(score.token_log_probs) == pytest.approx(row.token_log_probs, abs=1e-3)
-
-
 def test_a_target_beyond_the_context_is_an_error(engine):
     with pytest.raises(sl.ContextLengthError, match="more than the context of 512"):
         engine.score([[5] * 500], [[[6] * 20]])
@@ -329,23 +290,11 @@ def test_activations_equal_the_reference(engine, lens, plans, pool):
         torch.testing.assert_close(ours[layer], theirs[layer], atol=2e-3, rtol=1e-4)
 
 
-def test_activations_before_a_layer(engine, lens):
-    ours = engine.capture(PROMPTS[:2], layers=2, site="resid_pre")
-    torch.testing.assert_close(ours[2], lens.capture(PROMPTS[:2], layers=2, site="resid_pre")[2], atol=2e-3, rtol=1e-4)
-
-
 def test_activations_that_cannot_be_read(engine):
     with pytest.raises(sl.PlanError, match=r"layers=\[0, 1, 2, 3\]"):
         engine.capture(PROMPTS[:1], layers=3)
     with pytest.raises(sl.InputError, match="selects no token in prompt 0"):
         engine.capture(PROMPTS[:1], layers=1, where=sl.where.generated())
-
-
-def test_a_dose_is_the_same_length_on_both_engines(engine, lens, vector):
-    assert engine.median_norm(1) == pytest.approx(lens.median_norm(1), rel=1e-5)
-    plan = sl.Plan(sl.add(vector(1), dose=0.5))
-    ours = engine.generate(PROMPTS[:3], plan=plan, policy=GREEDY, max_new_tokens=12)
-    assert_same_rows(ours, lens.generate(PROMPTS[:3], plan=plan, policy=GREEDY, max_new_tokens=12))
 
 
 def test_both_engines_name_the_same_model(engine, lens):
@@ -425,13 +374,6 @@ def test_arrays_and_tensors_are_lists(engine, vector):
         assert np.array_equal(engine.score(prompts, wanted).log_prob, scores.log_prob)
     read = engine.capture(np.array(ids), layers=np.array([1, 2]))
     assert torch.equal(read[1], engine.capture(ids, layers=[1, 2])[1])
-
-
-@pytest.mark.parametrize("wrong", [True, 4.0, "4", None, [4], np.array([4]), np.True_, -1, 1j])
-def test_what_is_no_count_is_refused_by_name(engine, wrong):
-    for name in ("max_new_tokens", "n"):
-        with pytest.raises(sl.InputError, match=f"{name} is an integer"):
-            engine.generate("Hi", **{name: wrong})
 
 
 # --- last: it ends the engine -------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import pytest
 import steerlab as sl
 from steerlab.core.errors import InputError
 from steerlab.experiment.measurements.entropy import entropy_change
-from steerlab.experiment.measurements.generations import generate_paired
-from steerlab.experiment.measurements.pairing import paired_differences
 from steerlab.experiment.measurements.parity import parity
 from steerlab.experiment.measurements.selfcheck import selfcheck
 
@@ -67,11 +65,3 @@ def test_entropies_and_divergences_agree(lens, engine, plan):
     assert np.abs(ours.jaccard - theirs.jaccard).max() < 0.05  # a token on a nucleus's edge may fall either way
     with pytest.raises(InputError, match="raise logit_bytes"):
         entropy_change(engine, resolved, TEXTS, policy, logit_bytes=8 * engine.info.d_vocab * 3)
-
-
-def test_generations_are_paired(engine, plan):
-    rows = generate_paired(engine, plan, ["The ferry", "A cat"], policy=sl.SamplingPolicy(), max_new_tokens=5, seed=2)
-    assert rows.dose.tolist() == [0.0, 1.0, 0.0, 1.0]
-    assert (rows[rows.dose == 1].edited_tokens == 2 * rows[rows.dose == 1].num_tokens).all()
-    (found,) = paired_differences(rows, "num_tokens")
-    assert found.num_pairs == 2

@@ -20,20 +20,6 @@ def engine(start, tiny_path):
         yield engine
 
 
-@pytest.fixture
-def seen(engine, monkeypatch):
-    """The outcomes of every call, in order."""
-    found = []
-    original = engine._run
-
-    def recording(*args, **kwargs):
-        found.append(original(*args, **kwargs))
-        return found[-1]
-
-    monkeypatch.setattr(engine, "_run", recording)
-    return found
-
-
 @pytest.fixture(scope="module")
 def plans(vector):
     w = sl.where
@@ -116,22 +102,6 @@ def test_a_random_mixture_answers_as_clean_engines_do(engine, plans):
         )
         for key, row in zip(batch, rows, strict=True):
             assert_equal(row, clean[key])
-
-
-def test_one_bad_plan_in_a_batch_of_64_fails_alone(engine, plans, vector):
-    unwired = sl.Plan(sl.add(vector(0), coef=1.0))
-    names = [list(plans)[row % len(plans)] for row in range(64)]
-    given = [unwired if row == 37 else plans[name] for row, name in enumerate(names)]
-    arguments = {"policy": GREEDY, "max_new_tokens": 4}
-    with pytest.raises(sl.PlanError, match=r"blocks\.0\.hook_resid_post is not wired"):
-        engine.generate([OTHER] * 64, plan=given, **arguments)
-    rows = engine.generate([OTHER] * 64, plan=given, on_error="return", **arguments)
-    assert rows[37].finish_reason == "error"
-    assert list(engine.errors) == [37]
-    clean = {name: fresh(engine, OTHER, plan, max_new_tokens=4) for name, plan in plans.items()}
-    for row, name in enumerate(names):
-        if row != 37:
-            assert_equal(rows[row], clean[name])
 
 
 def test_a_continued_prompt_is_not_read_as_generated(engine, vector, seen):

@@ -10,12 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import steerlab as sl
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy
+from steerlab.sequences import SequenceProcessor
+from steerlab.steering.operators import Edit
 from tests.docs.pages import ROOT, blocks
 from tests.engines.contract import EngineContract
-from tests.vllm.conftest import INF_TOKEN, NAN_TOKEN
+from tests.vllm import own_operators
+from tests.vllm.conftest import INF_TOKEN, NAN_TOKEN, started
 from tests.vllm.served import BLOCK, KEY, Served
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -40,7 +44,7 @@ def server(overflowing_path, vector, tmp_path_factory):
     folder = tmp_path_factory.mktemp("offered")
     vector(1).save(folder / "north.safetensors")
     options = ["--layers", "1,2", "--sites", "attn_out,resid_post", "--allow-vectors", "--vectors", str(folder)]
-    options += ["--call-mib", "8"]
+    options += ["--call-mib", "8", "--import", own_operators.__name__]
     served = Served(overflowing_path, options, tmp_path_factory.mktemp("log") / "server.txt")
     served.start()
     try:
@@ -92,6 +96,19 @@ def test_it_gives_what_the_lens_engine_gives(engine, lens, vector):
         assert [r.text for r in rows] == [r.text for r in reference]
 
 
+def test_operators_of_ones_own_are_those_that_the_server_imported(engine, lens, vector):
+    reflecting, unknown = (
+        sl.Plan(Edit(kind(), vector(1), sl.where.default()))
+        for kind in (own_operators.Reflect, own_operators.Unregistered)
+    )
+    mine, theirs = (each.score(PROMPTS, TARGETS, plan=reflecting) for each in (engine, lens))
+    assert mine.log_prob == pytest.approx(theirs.log_prob, abs=1e-4)
+    assert [r.edits[0].operator for r in mine.receipts] == [r.edits[0].operator for r in theirs.receipts]
+    assert np.abs(mine.log_prob - engine.score(PROMPTS, TARGETS).log_prob).max() > 1e-3
+    with pytest.raises(sl.PlanError, match=r"Unknown operator 'unregistered'; known are .*reflect.* --import MODULE"):
+        engine.score(PROMPTS, TARGETS, plan=unknown)
+
+
 def test_doses_are_in_the_servers_median_norms(engine, lens):
     assert engine.median_norm(1) == pytest.approx(lens.median_norm(1), rel=1e-5)
     with pytest.raises(sl.InputError, match="wired"):
@@ -110,6 +127,32 @@ def test_supports_and_errors_travel(engine):
     assert isinstance(found.errors[1], sl.NonFiniteError)
     with pytest.raises(sl.NonFiniteError):
         engine.score([[NAN_TOKEN, 5]], [[[6]]])
+
+
+def test_a_processor_draws_through_it(engine, overflowing_path, monkeypatch):
+    """Its weights are compared once, log q is what the processor scores, and supports can be replayed."""
+    model = AutoModelForCausalLM.from_pretrained(overflowing_path, dtype=torch.float32)
+    generation = {"temperature": 0.8, "top_p": 0.9, "max_new_tokens": 8}
+    processor = SequenceProcessor(model, engine.tokenizer, config={"generation": generation})
+    score, asked = engine.score, []
+    monkeypatch.setattr(engine, "score", lambda *args, **kwargs: asked.append(args) or score(*args, **kwargs))
+    plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(torch.ones(model.config.hidden_size), layer=1), coef=0.2))
+    for one in (None, plan):
+        drawn, scored, _ = processor.generate_with_logprobs(
+            PROMPTS, G=2, seed=0, stop=(), plan=one, engine=engine, support="replayed"
+        )
+        assert sum(map(sum, drawn.gen_lens)) > 30
+        for found, sampled in zip(scored.token_logqs, drawn.sampler_logqs, strict=True):
+            np.testing.assert_allclose(np.concatenate(found), np.concatenate(sampled), atol=1e-3)
+        assert [receipt.edited for receipt in drawn.receipts] == [receipt.edited for receipt in scored.receipts]
+        assert processor.ratio_health(drawn, plan=one).replayed.share_outside == 0
+    assert len(asked) == 1
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(1.05)
+    with pytest.raises(sl.InputError, match="its weights are not the model's"):
+        processor.generate_batched(PROMPTS, 1, seed=0, engine=engine)
+    with pytest.raises(sl.InputError, match=r"RemoteEngine are in another process.*draw through the engine"):
+        SequenceProcessor(engine)
 
 
 def test_many_conversations_and_variants(engine, lens):
@@ -379,15 +422,20 @@ def _same(one, other):
     pd.testing.assert_frame_equal(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_an_experiment_gives_the_rows_of_the_lens_engine(engine, lens, vector, tmp_path):
-    mine, theirs = _effect(engine, tmp_path / "remote", vector), _effect(lens, tmp_path / "lens", vector)
+@pytest.fixture(scope="module")
+def rows(engine, vector, tmp_path_factory):
+    """Of an experiment on the server that nothing disturbs."""
+    return _effect(engine, tmp_path_factory.mktemp("remote"), vector)
+
+
+def test_an_experiment_gives_the_rows_of_the_lens_engine(rows, lens, vector, tmp_path):
+    theirs = _effect(lens, tmp_path, vector)
     own = ["plan_hash", "engine_hash"]  # a resolved plan holds the median norm, which differs in the last bits
-    _same(mine[theirs.columns].drop(columns=own), theirs.drop(columns=own))
+    _same(rows[theirs.columns].drop(columns=own), theirs.drop(columns=own))
 
 
-def test_an_experiment_survives_a_server_that_is_killed(server, engine, vector, tmp_path):
+def test_an_experiment_survives_a_server_that_is_killed(server, engine, rows, vector, tmp_path):
     """Killed and started again in the middle: the same frame as of an undisturbed run."""
-    undisturbed = _effect(engine, tmp_path / "undisturbed", vector)
     calls = []
 
     def watch(name):
@@ -409,8 +457,16 @@ def test_an_experiment_survives_a_server_that_is_killed(server, engine, vector, 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("score", "measure"):
             patch.setattr(engine, name, watch(name))
-        disturbed = _effect(engine, tmp_path / "disturbed", vector)
+        disturbed = _effect(engine, tmp_path, vector)
     killer.join()
     assert len(calls) > 2
-    _same(disturbed, undisturbed)
+    _same(disturbed, rows)
     json.dumps(server.get("/steerlab/describe").json())
+
+
+def test_an_experiment_gives_the_rows_of_the_engine_in_process(rows, overflowing_path, vector, tmp_path):
+    """The last test: it imports vLLM into this process."""
+    wired = {"layers": [1, 2], "sites": ["attn_out", "resid_post"], "max_num_batched_tokens": 256}
+    with started(overflowing_path, **wired) as local:
+        theirs = _effect(local, tmp_path, vector)
+    pd.testing.assert_frame_equal(rows, theirs, check_exact=True)

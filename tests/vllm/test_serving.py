@@ -290,19 +290,6 @@ def test_a_stop_string_ends_a_steered_answer(server):
 # --- isolation ----------------------------------------------------------------------------------------------------
 
 
-def test_a_warm_cache_changes_no_answer(server, reference, vectors):
-    north = vectors["north"]
-    plans = {
-        "all": (edits({**NORTH, "where": "all"}), sl.Plan(sl.add(north, coef=3.0, where=sl.where.all()))),
-        "default": (edits(NORTH), sl.Plan(sl.add(north, coef=3.0))),
-        "plain": (None, None),
-    }
-    expected = {name: reference(LONG, plan) for name, (_, plan) in plans.items()}
-    assert len(set(map(tuple, expected.values()))) == 3
-    for name in ("all", "plain", "default", "all", "plain", "default", "plain"):
-        assert server.complete(LONG, plans[name][0]) == expected[name]
-
-
 def test_equal_plans_share_blocks_and_salts_part_them(server):
     prompt = [t + 1 for t in LONG]
     steering = edits({**NORTH, "where": "all"})
@@ -312,22 +299,6 @@ def test_equal_plans_share_blocks_and_salts_part_them(server):
         return server.receipt(response)["completions"][0]["edits"][0]["inherited"]
 
     assert [inherited(salt) for salt in ("a", "a", "b", "a")] == [0, 4 * BLOCK, 0, 4 * BLOCK]
-
-
-def test_many_at_once_do_not_mix(server, reference, vectors):
-    asked = [(prompt, coef) for prompt in (SHORT, LONG, LONG[:40]) for coef in (None, 3.0, -3.0, 6.0)] * 2
-    expected = {}
-    for prompt, coef in asked:
-        plan = None if coef is None else sl.Plan(sl.add(vectors["north"], coef=coef))
-        expected[len(prompt), coef] = reference(prompt, plan)
-
-    def ask(case):
-        prompt, coef = case
-        return server.complete(prompt, None if coef is None else edits({"vector": "north", "coef": coef}))
-
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(ask, asked))
-    assert answers == [expected[len(prompt), coef] for prompt, coef in asked]
 
 
 def test_a_client_that_leaves_early_disturbs_nobody(server, reference, vectors):
@@ -466,11 +437,7 @@ def test_the_openai_client_gets_its_own_error(server):
         ("/v1/completions/", {"model": "tiny", "prompt": "Hello", "steering": edits(NORTH)}),
         ("/invocations", {"model": "tiny", "prompt": "Hello", "steering": edits(NORTH)}),
         ("/v1/completions?steering=north", {"model": "tiny", "prompt": "Hello"}),
-        ("/v1/completions", {"model": "tiny", "prompt": "Hello", "Steering": edits(NORTH)}),
-        ("/v1/completions", {"model": "tiny", "prompt": "Hello", "steer": edits(NORTH)}),
-        ("/v1/completions", {"model": "tiny", "prompt": "Hello", "extra_body": {"steering": edits(NORTH)}}),
         ("/v1/completions", {"model": "tiny", "prompt": "Hello", "vllm_xargs": {"steering": edits(NORTH)}}),
-        ("/v1/completions", {"model": "tiny", "prompt": "Hello", "vllm_xargs": {"steering": "{"}}),
         ("/v1/completions", {"model": "tiny", "prompt": "Hello", "vllm_xargs": {"steerlab": "1"}}),
         ("/v1/completions", {"model": "tiny", "prompt": "Hello", "steering": edits(NORTH), "use_beam_search": True}),
         (
@@ -500,43 +467,13 @@ def test_vllms_own_refusals_stay_its_own(server):
     assert broken.status_code in (400, 422)
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {"prompt": SHORT}), ("/v1/chat/completions", CHAT)])
-def test_null_asks_for_nothing(server, path, body):
-    body = {"messages": body} if body is CHAT else body
-    body = {"model": "tiny", "max_tokens": 8, "temperature": 0.0, "return_token_ids": True, **body}
-    nulls = {name: None for name in ("layer", "operator", "dose", "lo", "hi", "unit", "where", "scale")}
-    plain, absent, flat = (
-        server.post(path, {**body, **more}).raise_for_status()
-        for more in ({}, {"steering": None}, {"vllm_xargs": {"steering": None}})
-    )
-    steered, same = (
-        server.post(path, {**body, "steering": edits(edit)}).raise_for_status()
-        for edit in ({"vector": "north", "coef": 20.0}, {"vector": "north", "coef": 20.0, **nulls})
-    )
-    tokens = [answer.json()["choices"][0]["token_ids"] for answer in (plain, absent, flat, steered, same)]
-    assert tokens[0] == tokens[1] == tokens[2] != tokens[3] == tokens[4]
-    assert "x-steerlab-plan" not in absent.headers
-    assert steered.headers["x-steerlab-plan"] == same.headers["x-steerlab-plan"]
-
-
 DEEP = "[" * 5000 + "]" * 5000
 BROKEN = {
     "no body": ("", ""),
-    "no JSON": ("{", "not JSON"),
-    "no object": ("[]", "must be a JSON object"),
     "NaN": ('{"prompt": "a", "temperature": NaN}', "NaN is no number"),
-    "beyond floats": ('{"prompt": "a", "temperature": 1e400}', "1e400 is beyond"),
-    "beyond integers": ('{"prompt": "a", "top_k": 1' + "0" * 30 + "}", "beyond 64 bits"),
     "too deep": ('{"prompt": "a", "anything": ' + DEEP + "}", "nested too deep"),
-    "half a character": ('{"prompt": "cut \\ud83d"}', "half a character"),
     "a list for a number": ('{"prompt": "a", "temperature": []}', "temperature: input should be a valid number"),
-    "a word for a number": ('{"prompt": "a", "max_tokens": "few"}', "max_tokens: input should be a valid integer"),
-    "two wrong kinds": ('{"prompt": "a", "stop": 5}', "stop: input should be a valid string, or input should be"),
-    "no prompt": ('{"prompt": {"a": 1}}', "prompt: "),
-    "NaN in the plan": ('{"prompt": "a", "steering": {"edits": [{"vector": "north", "coef": NaN}]}}', "NaN is no"),
     "text in the plan": ('{"prompt": "a", "steering": {"edits": [{"vector": "north", "coef": "2"}]}}', "coef: input"),
-    "an unknown key": ('{"prompt": "a", "steering": {"edits": [{"vector": "north", "gain": 2}]}}', "unknown key"),
-    "a deep plan": ('{"prompt": "a", "steering": {"edits": ' + DEEP + "}}", "nested too deep"),
 }
 
 

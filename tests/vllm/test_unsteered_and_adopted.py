@@ -105,7 +105,6 @@ def test_an_engine_that_scores_otherwise_each_time_is_named(unsteered, monkeypat
 
 @pytest.fixture(scope="module")
 def llm(tiny_path, started_with_vllm):
-    """A `vllm.LLM` as a user starts it."""
     with started_with_vllm() as make:
         yield make(str(tiny_path), additional_config={**sl.vllm_config(layers=[1]), "mine": 1})
 

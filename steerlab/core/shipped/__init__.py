@@ -95,7 +95,6 @@ def targets(name: str = "sentiment", split: str | None = None) -> Targets:
 
 
 def _of_vector(name: str, file: str) -> Path:
-    """A file of a shipped vector."""
     path = shipped_vectors() / str(name) / file
     if not path.is_file():
         names = sorted(found.parent.name for found in shipped_vectors().glob("*/pairs.jsonl"))

@@ -23,7 +23,6 @@ Result: TypeAlias = Generations | Scores | Measured | Activations
 
 
 def result_frame(result: Result) -> Frame:
-    """A result as a message."""
     if isinstance(result, Generations):
         content, arrays = _generations(result)
     elif isinstance(result, Scores):

@@ -33,7 +33,7 @@ from steerlab.engines.lens._unhooked_model import UnhookedModel
 
 _SAME_LOGITS = 3e-2  # of the logits' spread; two attention kernels differ that much in half precision
 DIFFERS = "A short comparison on this model found that the fast engine differs from the bridge in"
-ENGINE_NAMES = ("auto", "bridge", "fast", "compiled")
+ENGINE_NAMES = ("auto", "bridge", "fast", "graph", "compiled")
 
 
 class BridgeBackend(Backend):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steerlab._runtime.backend import Backend
 from steerlab._runtime.capturing import plan_hooks
 from steerlab._runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
 from steerlab._runtime.growth import fresh_rows
@@ -23,11 +24,13 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.engines.lens._backends import choose_backend
-from steerlab.engines.lens._compiled import CompiledRows, why_not_compiled
+from steerlab.engines.lens._program_rows import ProgramRows, why_no_program
 from steerlab.steering._plan_assignment import AssignedPlan
 from steerlab.steering._run import PlanRun
+from steerlab.steering.plan import Plan
 from steerlab.steering.positions._prompt_lookup import PromptContent
 
+_FEW_TOKENS = 8
 Attach = Callable[[], AbstractContextManager[None]]
 
 
@@ -45,7 +48,7 @@ class GenerationTask:
         tokenizer: the model's own tokenizer.
         policy: the sampling policy.
         rules: when rows end.
-        engine: the requested way to run the model: `auto`, `bridge`, `fast` or `compiled`.
+        engine: the requested way to run the model: `auto`, `bridge`, `fast`, `graph` or `compiled`.
         contents: per prompt of the call, what `span` and `mask` positions look at.
         outputs: by row index, what each row produced.
         receipts: by row index.
@@ -88,7 +91,7 @@ class GenerationTask:
 
     def stream(self, job: GenerationJob, assigned: AssignedPlan) -> Iterator[str]:
         """Generates one row, yielding its text as it grows; between the pieces no hook is on the model."""
-        run, rows, attach = self._prepare([job], assigned, ())
+        run, rows, attach = self._prepare([job], assigned, (), streams=True)
         decoding = self._decoding(rows, [job])
         after = Continuation(self.tokenizer, job.prompt)
         ids: list[int] = []
@@ -137,7 +140,7 @@ class GenerationTask:
         return text[: len(text) - held]
 
     def _prepare(
-        self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, watch: Sequence[HookPair]
+        self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, watch: Sequence[HookPair], *, streams: bool = False
     ) -> tuple[PlanRun, Any, Attach]:
         """The plan's run, fresh rows on the right backend, and a function that makes the context to run them in."""
         lens = [len(job.prompt) for job in jobs]
@@ -145,16 +148,35 @@ class GenerationTask:
         run = PlanRun(assigned.plan, len(jobs), contents)
         hooks = [*plan_hooks(run), *watch] if self.rules.max_new_tokens else []
         backend = choose_backend(self.bridge, [name for name, _ in hooks], self.engine)
-        if self.engine == "compiled":
-            reason = why_not_compiled(self.bridge, run.plan)
-            if watch:
-                reason = reason or "It reads no activations."
-            if reason is not None:
-                raise InputError(f"engine='compiled' cannot run here: {reason} Use engine='fast'.")
-            self._note("compiled")
-            return run, CompiledRows(self.bridge, run, lens, self.rules.max_new_tokens), nullcontext
-        self._note(backend.name)
+        way = self._program(backend, run.plan, watches=bool(watch), streams=streams)
+        self._note(way or backend.name)
+        if way is not None:
+            rows = ProgramRows(self.bridge, run, lens, self.rules.max_new_tokens, is_compiled=way == "compiled")
+            return run, rows, nullcontext
         return run, fresh_rows(backend.model, run, lens, "step"), partial(backend.attached, hooks)
+
+    def _program(self, backend: Backend, plan: Plan, *, watches: bool, streams: bool) -> str | None:
+        """Which kind of program is to run the tokens after the prompt, if one is.
+
+        Raises:
+            InputError: if one is asked for by name and none can be made.
+        """
+        is_named = self.engine in ("graph", "compiled")
+        if not is_named and (self.engine != "auto" or watches or streams or not self._pays(backend)):
+            return None
+        way = self.engine if is_named else "graph"
+        reason = "It reads no activations." if watches else None
+        reason = reason or why_no_program(self.bridge, plan, is_compiled=way == "compiled")
+        if reason is None:
+            return way
+        if is_named:
+            raise InputError(f"engine={way!r} cannot run here: {reason} Use engine='fast'.")
+        return None
+
+    def _pays(self, backend: Backend) -> bool:
+        """Whether recording a program is worth its time: on a GPU, if more than a few tokens follow."""
+        device = backend.model.get_input_embeddings().weight.device
+        return backend.name == "fast" and device.type == "cuda" and self.rules.max_new_tokens >= _FEW_TOKENS
 
     def _note(self, engine: str) -> None:
         used = [*self.engine_used.split("+"), engine] if self.engine_used else [engine]
@@ -168,7 +190,7 @@ class GenerationTask:
     def _finish(
         self, jobs: Sequence[GenerationJob], outputs: list[RowOutput], run: PlanRun, rows: Any, assigned: AssignedPlan
     ) -> None:
-        if isinstance(rows, CompiledRows):
+        if isinstance(rows, ProgramRows):
             rows.settle()
         ran = [ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)]
         self.outputs.update(zip([job.row_index for job in jobs], outputs, strict=True))

@@ -14,6 +14,7 @@ from steerlab._runtime.shared_weights import HoldsModel
 from steerlab.core._arguments import explains_arguments
 from steerlab.core._numbers import check_integer
 from steerlab.core.errors import InputError, ModelNotFoundError
+from steerlab.engines.lens._placement import balanced_device_map
 from steerlab.engines.lens._unhooked_model import shallow_copy
 from steerlab.engines.lens.engine import LensEngine
 from steerlab.models import resolve
@@ -41,7 +42,7 @@ def load(
             placement are those it has.
         dtype: of weights and activations: `float32`, `bfloat16`, `float16` or `float64`.
         device: where to put the model; by default the first GPU, else the CPU.
-        n_devices: spread the layers over this many GPUs.
+        n_devices: spread the layers over this many GPUs, with about the same bytes on each.
         device_map: or place them yourself, as in Hugging Face's `from_pretrained`.
         revision: branch, tag or commit, for a hub id.
         tokenizer: by default the model's own; for a Hugging Face model in memory, it is read from where the model came
@@ -64,13 +65,16 @@ def load(
         return _share(model, tokenizer, batch_tokens)
     if not isinstance(model, str | Path):
         return LensEngine(model, tokenizer or _tokenizer_of(model), batch_tokens=batch_tokens)
-    placement = _placement(device, n_devices, device_map)
+    n_devices = _check_placement(device, n_devices, device_map)
     found = resolve(model, revision=revision)
     from transformer_lens.model_bridge import TransformerBridge
 
     logging.getLogger("transformer_lens").setLevel(logging.ERROR)
     wanted = _dtype(dtype)
     try:
+        if n_devices > 1:
+            device_map = balanced_device_map(found.path, n_devices, wanted)
+        placement: dict[str, Any] = {"device": _device(device)} if device_map is None else {"device_map": device_map}
         with _no_bar_left_behind():
             bridge = TransformerBridge.boot_transformers(str(found.path), dtype=wanted, **placement)
         own_tokenizer = tokenizer or _read_tokenizer(str(found.path))
@@ -163,19 +167,18 @@ def _dtype(dtype: "str | torch.dtype") -> torch.dtype:
     return _DTYPES[name]
 
 
-def _placement(device: Any, n_devices: int, device_map: Any) -> dict[str, Any]:
+def _check_placement(device: Any, n_devices: int, device_map: Any) -> int:
+    """On how many GPUs this asks to spread the layers."""
     stated = [device is not None, n_devices != 1, device_map is not None]
     if sum(stated) > 1:
         raise InputError("State the placement once: device, n_devices or device_map.")
-    if device_map is not None:
-        return {"device_map": device_map}
+    if device_map is None:
+        _device(device)
     n_devices = check_integer(n_devices, "n_devices", least=1)
-    if n_devices > 1:
-        available = torch.cuda.device_count()
-        if available < n_devices:
-            raise InputError(f"n_devices={n_devices}, but this machine has {available} GPUs that torch can use.")
-        return {"n_devices": n_devices}
-    return {"device": _device(device)}
+    available = torch.cuda.device_count()
+    if n_devices > max(1, available):
+        raise InputError(f"n_devices={n_devices}, but this machine has {available} GPUs that torch can use.")
+    return n_devices
 
 
 def _device(device: Any) -> str:

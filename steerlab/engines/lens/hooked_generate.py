@@ -281,9 +281,9 @@ def _rows(
                 "engine='auto'."
             )
         return legacy_rows(model, lens, hooks, use_cache=use_cache)
-    if engine == "compiled":
+    if engine in ("graph", "compiled"):
         raise InputError(
-            "engine='compiled' runs plans, whose edits are data; call engine.generate(plan=…, engine='compiled'). "
+            f"engine={engine!r} runs plans, whose edits are data; call engine.generate(plan=…, engine={engine!r}). "
             "A function of yours runs on 'fast' or 'bridge'."
         )
     backend = choose_backend(model, [name for name, _ in hooks], engine)

@@ -54,7 +54,6 @@ class RemoteConnection:
             raise InputError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000: {error}.") from error
 
     def close(self) -> None:
-        """Closes the connections."""
         self._client.close()
 
     def read(self, what: str) -> Any:

@@ -12,7 +12,7 @@ from steerlab.core._seeds import SeedLike, check_seed
 from steerlab.core._stopping import stop_strings
 from steerlab.core._text import Boundary, PromptLike, as_prompts, as_targets, is_single_prompt, listed
 from steerlab.core.engine import DEFAULT_POLICY, EngineTraits, ModelInfo, engine_pieces
-from steerlab.core.errors import InputError, PlanError, SteerlabError
+from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Inherited, Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Scores, check_pool
@@ -20,6 +20,7 @@ from steerlab.display import Piece, Shown
 from steerlab.engines._http.frames import Frame
 from steerlab.engines._http.plans import plans_message
 from steerlab.engines._http.results import activations_in, generations_in, measured_in, scores_in
+from steerlab.engines._wired_points import reached_at
 from steerlab.engines.remote._connection import RemoteConnection
 from steerlab.engines.remote._tokenizer import remote_tokenizer
 from steerlab.measures.quantities import Quantity, check_named
@@ -114,15 +115,9 @@ class RemoteEngine(Shown):
         Raises:
             PlanError: otherwise; says which layers and sites to start it with.
         """
-        layers, sites = self.traits.layers, self.described["sites"]
+        of = f"the server at {self.url}"
         for point in plan.hook_points:
-            pre = point.site == "resid_pre"
-            same = HookPoint(max(0, point.layer - 1), "resid_post") if pre else point
-            if same.layer not in layers or same.site not in sites or (pre and point.layer == 0):
-                raise PlanError(
-                    f"{point.name} is not wired: the server at {self.url} was started with --layers "
-                    f"{','.join(map(str, layers))} --sites {','.join(sites)}. Start it with others, or use these."
-                )
+            reached_at(point, self.traits.layers, self.described["sites"], of=of, stated="options")
 
     def close(self) -> None:
         """Closes the connection; the server runs on. The engine cannot be used afterwards."""

@@ -2,19 +2,17 @@
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
 
 from steerlab._runtime.encoding import Encoder, Pair
-from steerlab._runtime.reference_norm import WINDOW, reference_windows, window_width
+from steerlab._runtime.reference_norm import reference_windows, window_width
 from steerlab.core._arguments import explains_arguments
 from steerlab.core._hook_points import HookPoint, check_site, resolve_layer, resolve_layers
-from steerlab.core._not_finite import failed_prompts
 from steerlab.core._numbers import check_flag, check_integer
 from steerlab.core._seeds import SeedLike, check_seed
 from steerlab.core._stopping import stop_strings
@@ -25,19 +23,20 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Inherited, Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.display import Piece, Shown
-from steerlab.engines.vllm._client.build_receipts import receipts_of
+from steerlab.engines.vllm._client.build_receipts import RowsBeside
 from steerlab.engines.vllm._client.capturing import CaptureCall
 from steerlab.engines.vllm._client.compiled_plan import wired_point
 from steerlab.engines.vllm._client.connection import Connection
-from steerlab.engines.vllm._client.generating import GenerationCall, ran_tokens
-from steerlab.engines.vllm._client.info import describe, eos_token_ids, read_config, read_tokenizer
+from steerlab.engines.vllm._client.generating import GenerationCall
+from steerlab.engines.vllm._client.info import read_config, read_tokenizer
 from steerlab.engines.vllm._client.isolation import check_isolation
 from steerlab.engines.vllm._client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm._client.reproducible import check_reproducible
-from steerlab.engines.vllm._client.requests import Outcome, require_finite
+from steerlab.engines.vllm._client.requests import RunRows
 from steerlab.engines.vllm._client.run_requests import run_requests
 from steerlab.engines.vllm._client.sampling import check_policy
-from steerlab.engines.vllm._client.scoring import Measures, check_measures, measured_of, score_requests, shared
+from steerlab.engines.vllm._client.scoring import Measures, check_measures, run_scores, score_requests
+from steerlab.engines.vllm._client.served_model import ServedModel
 from steerlab.engines.vllm._patches.versions import require_vllm
 from steerlab.engines.vllm._wire.config import SteeringConfig, sites_in_order
 from steerlab.engines.vllm.adopting import adopted_config, wired_layers
@@ -53,28 +52,6 @@ from steerlab.steering.positions.where import all as all_positions
 from steerlab.steering.positions.where import index as index_positions
 
 _Result = TypeVar("_Result", Generations, Scores, Measured, Activations)
-RunRows: TypeAlias = Callable[..., list[Outcome]]
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """What an engine has to know of a model that a server runs.
-
-    Attributes:
-        info: the model.
-        config: what is wired.
-        tokenizer: the model's own; None if the server works with token ids only.
-        eos_ids: ids that end a row.
-        own_context: tokens that the model itself takes, whatever the server gives it.
-        median_norms: those that have been measured.
-    """
-
-    info: ModelInfo
-    config: SteeringConfig
-    tokenizer: Any
-    eos_ids: frozenset[int]
-    own_context: int
-    median_norms: dict[HookPoint, float] = field(default_factory=dict)
 
 
 class VLLMEngine(Shown):
@@ -193,26 +170,17 @@ class VLLMEngine(Shown):
 
     def _take(self, connection: Connection, found: ResolvedModel, hf_config: Any, tokenizer: Any) -> None:
         """Works on a running vLLM from now on."""
-        self.receipts: Sequence[Receipt] = Receipts()
-        self.inherited: list[Inherited] = []
-        self.errors: dict[int, SteerlabError] = {}
-        self._median_norms: dict[HookPoint, float] = {}
-        self._plans: OrderedDict[Any, ReadyPlan] = OrderedDict()
-        self.config, self.tokenizer = connection.config, tokenizer
-        self._own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
-        self._connection: Connection | None = connection
-        self._run: RunRows = functools.partial(run_requests, connection)
         try:
-            self._eos_ids = eos_token_ids(tokenizer, hf_config, found.path)
-            self._info = describe(found, hf_config, connection.llm.model_config)
-            check_isolation(connection, self._info)
-            check_reproducible(connection, self._info)
+            model = ServedModel.of(found, hf_config, tokenizer, connection.config, connection.llm.model_config)
+            check_isolation(connection, model.info)
+            check_reproducible(connection, model.info)
         except BaseException:
-            self.close()
+            connection.close()
             raise
+        self._begin(model, connection, functools.partial(run_requests, connection))
 
     @classmethod
-    def served(cls, model: "ServedModel", connection: Any, run: "RunRows") -> "VLLMEngine":
+    def served(cls, model: ServedModel, connection: Any, run: RunRows) -> "VLLMEngine":
         """An engine over a vLLM that is running already, in a server.
 
         Args:
@@ -221,12 +189,17 @@ class VLLMEngine(Shown):
             run: runs the rows of a call, as `run_requests` does on a connection of its own.
         """
         engine = cls.__new__(cls)
-        engine.receipts, engine.inherited, engine.errors = Receipts(), [], {}
-        engine._plans, engine._median_norms = OrderedDict(), model.median_norms
-        engine.config, engine.tokenizer, engine._info = model.config, model.tokenizer, model.info
-        engine._eos_ids, engine._own_context = model.eos_ids, model.own_context
-        engine._connection, engine._run = connection, run
+        engine._begin(model, connection, run)
         return engine
+
+    def _begin(self, model: ServedModel, connection: Any, run: RunRows) -> None:
+        self.receipts: Sequence[Receipt] = Receipts()
+        self.inherited: list[Inherited] = []
+        self.errors: dict[int, SteerlabError] = {}
+        self.config, self.tokenizer = model.config, model.tokenizer
+        self._model, self._run = model, run
+        self._connection: Connection | None = connection
+        self._plans: OrderedDict[Any, ReadyPlan] = OrderedDict()
 
     def __enter__(self) -> "VLLMEngine":
         return self
@@ -243,7 +216,7 @@ class VLLMEngine(Shown):
     @property
     def info(self) -> ModelInfo:
         """The model that runs."""
-        return self._info
+        return self._model.info
 
     @property
     def traits(self) -> EngineTraits:
@@ -327,7 +300,7 @@ class VLLMEngine(Shown):
             n=n,
             seed=check_seed(seed, len(encoded)),
             stop=stop_strings(stop),
-            eos_ids=self._eos_ids,
+            eos_ids=self._model.eos_ids,
             log_probs=check_flag(log_probs, "log_probs"),
             cache_salt=cache_salt,
             measures_q=bool(self.config.score_bytes),
@@ -338,20 +311,12 @@ class VLLMEngine(Shown):
         self._note_errors(made, on_error)
         requests = [request for row in made if isinstance(row, list) for request in row]
         outcomes = self._run(requests if max_new_tokens else [], "generate")
-        completions = [call.completion(r, o) for r, o in zip(requests, outcomes, strict=False)]
-        lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=False)]
-        receipts, inherited = receipts_of(requests[: len(outcomes)], outcomes, lengths)
-        steered = {request.prompt_index for request in requests if request.compiled is not None}
-        self.errors = self.errors | failed_prompts(completions, steered, self.info.dtype, must_run=on_error == "raise")
-        by_row = {request.row_index: c for request, c in zip(requests, completions, strict=False)}
-        rows = [
-            by_row.get(i * n + j) or call.empty(i, j, error=isinstance(made[i], SteerlabError))
-            for i in range(len(made))
-            for j in range(n)
-        ]
-        ids = tuple(() if isinstance(prompt, SteerlabError) else prompt.token_ids for prompt in encoded)
         runner = f"vllm-{self._running.workers[0]['runner']}"
-        return self._noted(Generations(tuple(rows), ids, runner, receipts, self.errors, inherited))
+        found = call.generations(
+            encoded, made, outcomes, self.errors, runner, self.info.dtype, must_run=on_error == "raise"
+        )
+        self.errors = dict(found.errors)
+        return self._noted(found)
 
     @explains_arguments
     def score(
@@ -383,11 +348,11 @@ class VLLMEngine(Shown):
             TargetError: for an empty target, one that gives no token, or a variant of a target given as ids.
             ContextLengthError: if a prompt and its target exceed the context; nothing is cut.
         """
-        encoder, planner = self._tools()
+        encoder, _ = self._tools()
         pairs, contents = encoder.pairs(
             prompts, targets, boundary=boundary, variants=variants, score_eos=score_eos, chat=chat
         )
-        values, receipts = self._measured(pairs, contents, plan, planner, [TokenLogProb()])
+        values, receipts = self._measured(pairs, contents, plan, [TokenLogProb()])
         found = [one[TokenLogProb()].tolist() for one in values]
         rows = tuple(Score.of_pair(i, j, p, x) for (i, j, p), x in zip(pairs, found, strict=True))
         return self._noted(Scores(rows, self.info.dtype, *receipts))
@@ -423,32 +388,22 @@ class VLLMEngine(Shown):
             ReceiptError: if a prediction was not measured.
         """
         quantities = check_measures(measures)
-        encoder, planner = self._tools()
+        encoder, _ = self._tools()
         pairs, contents = encoder.pairs(prompts, targets, boundary=boundary, chat=chat)
-        found, receipts = self._measured(pairs, contents, plan, planner, list(quantities.values()))
+        found, receipts = self._measured(pairs, contents, plan, list(quantities.values()))
         rows = [{name: _wide(quantity, values[quantity]) for name, quantity in quantities.items()} for values in found]
         return self._noted(Measured(rows, *receipts))
 
     def _measured(
-        self,
-        pairs: Sequence[Pair],
-        contents: Sequence[PromptContent],
-        plan: PlanArgument,
-        planner: Planner,
-        measures: Sequence[Quantity],
-    ) -> tuple[list[dict[Quantity, np.ndarray]], tuple[tuple[Receipt, ...], tuple[Inherited, ...]]]:
+        self, pairs: Sequence[Pair], contents: Sequence[PromptContent], plan: PlanArgument, measures: Sequence[Quantity]
+    ) -> tuple[list[dict[Quantity, np.ndarray]], RowsBeside]:
         """What is measured of every pair's target tokens, and the rows' receipts and inherited positions."""
         if not self.config.score_bytes:
             raise InputError("This engine was started with score_bytes=0, so it cannot score.")
+        _, planner = self._tools()
         plans = planner.plans(plan, len(contents))
         requests = score_requests(pairs, contents, plans, planner, measures)
-        submitted, places = shared(pairs, requests)
-        outcomes = self._run(submitted, "score", together=True)
-        require_finite(submitted, outcomes, self.info.dtype)
-        lengths = [request.n_tokens for request in requests]
-        receipts = receipts_of(requests, [outcomes[place.rest] for place in places], lengths)
-        found = [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
-        return found, receipts
+        return run_scores(pairs, requests, self._run, self.info.dtype)
 
     @explains_arguments
     def capture(
@@ -505,17 +460,7 @@ class VLLMEngine(Shown):
             room=self.config.capture_tokens,
         )
         requests = call.requests(encoder.contents(encoded), planner.plans(plan, len(encoded)), planner)
-        last: dict[int, Outcome] = {}
-        for wave in call.waves(requests):
-            outcomes = self._run(wave, "capture")
-            require_finite(wave, outcomes, self.info.dtype)
-            for request, outcome in zip(wave, outcomes, strict=True):
-                call.take(request, outcome)
-                last[request.row_index] = outcome
-        receipts, inherited = receipts_of(
-            requests, [last[r.row_index] for r in requests], [r.n_tokens for r in requests]
-        )
-        return replace(call.activations(requests), receipts=receipts, inherited=inherited)
+        return call.run(requests, self._run, self.info.dtype)
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream at a wired hook point, over the shipped reference text, position 0 left out.
@@ -524,20 +469,21 @@ class VLLMEngine(Shown):
         unit of a dose.
         """
         point = HookPoint(resolve_layer(layer, self.info.n_layers), site)
-        if point not in self._median_norms:
-            self._median_norms[point] = self._measure_norm(point)
-        return self._median_norms[point]
+        known = self._model.median_norms
+        if point not in known:
+            known[point] = self._measure_norm(point)
+        return known[point]
 
     def _measure_norm(self, point: HookPoint) -> float:
         if self.tokenizer is None:
             raise InputError("A dose is measured on text, and this engine has no tokenizer; give coef= instead.")
-        width = window_width(self._own_context)
+        width = window_width(self._model.own_context)
         if width + 1 > self.info.context_length:
             raise InputError(
                 f"A dose is measured in windows of {width} tokens, and vLLM adds one: start the engine with "
                 f"max_model_len ≥ {width + 1} (it is {self.info.context_length}), or give coef= instead of dose=."
             )
-        windows = reference_windows(self.tokenizer, self.info.d_vocab, self._own_context)
+        windows = reference_windows(self.tokenizer, self.info.d_vocab, self._model.own_context)
         found = self._capture(windows, point.layer, point.site, ~index_positions(0))
         return float(found[point.layer].norm(dim=-1).median())
 

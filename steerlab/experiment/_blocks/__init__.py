@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -14,7 +13,6 @@ class Paragraph:
         quiet: a remark rather than a finding.
     """
 
-    kind: ClassVar[str] = "paragraph"
     text: str
     quiet: bool = False
 
@@ -23,7 +21,6 @@ class Paragraph:
 class Bullets:
     """A list of sentences."""
 
-    kind: ClassVar[str] = "bullets"
     items: Sequence[str]
 
 
@@ -37,7 +34,6 @@ class Verdict:
         reasons: one sentence each.
     """
 
-    kind: ClassVar[str] = "verdict"
     word: str
     tone: str
     reasons: Sequence[str]
@@ -47,7 +43,6 @@ class Verdict:
 class KeyFigures:
     """A few numbers that stand out: pairs of value and meaning."""
 
-    kind: ClassVar[str] = "key_figures"
     entries: Sequence[tuple[str, str]]
 
 
@@ -63,7 +58,6 @@ class Table:
         worded: indices of the columns that hold words rather than figures.
     """
 
-    kind: ClassVar[str] = "table"
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -82,7 +76,6 @@ class Plot:
         caption: how to read it.
     """
 
-    kind: ClassVar[str] = "plot"
     name: str
     svg: bytes
     alt: str
@@ -93,7 +86,6 @@ class Plot:
 class Plots:
     """Pictures that stand beside each other where there is room."""
 
-    kind: ClassVar[str] = "plots"
     plots: Sequence[Plot]
 
 
@@ -101,7 +93,6 @@ class Plots:
 class Facts:
     """Names and what they stand for: pairs of name and value."""
 
-    kind: ClassVar[str] = "facts"
     entries: Sequence[tuple[str, str]]
 
 
@@ -114,7 +105,6 @@ class Completions:
         texts: pairs of dose and text.
     """
 
-    kind: ClassVar[str] = "completions"
     prompt: str
     texts: Sequence[tuple[str, str]]
 
@@ -128,7 +118,6 @@ class TokenText:
         text: the text itself.
     """
 
-    kind: ClassVar[str] = "token_text"
     html: str
     text: str
 
@@ -137,7 +126,6 @@ class TokenText:
 class Folded:
     """Blocks that a reader opens when needed."""
 
-    kind: ClassVar[str] = "folded"
     title: str
     blocks: Sequence["Block"]
 
@@ -146,7 +134,6 @@ class Folded:
 class Subsection:
     """Blocks under a heading of the second order."""
 
-    kind: ClassVar[str] = "subsection"
     title: str
     blocks: Sequence["Block"]
 

@@ -15,7 +15,7 @@ def html_page(document: Document) -> str:
     """A document as a page that needs nothing else: no other file, no script, no network."""
     template = (files("steerlab.experiment._report") / "report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"data_uri": data_uri, "trusted": Markup}
+    environment.filters |= {"data_uri": data_uri, "trusted": Markup, "kind": lambda block: type(block).__name__}
     return environment.from_string(template).render(document=document, ids=identifiers(document))
 
 

@@ -46,7 +46,6 @@ class CellEngine:
 
     @property
     def info(self) -> ModelInfo:
-        """The model that runs."""
         return self._fingerprint.info
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:

@@ -43,7 +43,6 @@ class Fingerprint:
 
     @classmethod
     def of(cls, engine: Engine, load_options: Mapping[str, Any]) -> "Fingerprint":
-        """The fingerprint of a running engine."""
         traits, options = engine.traits, numeric_options(load_options)
         return cls(engine.info, traits.backend, traits.device, engine_versions(traits.backend), options)
 
@@ -69,7 +68,6 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Fingerprint":
-        """The fingerprint that `to_json` wrote."""
         info, versions, options = ModelInfo(**data["info"]), dict(data["versions"]), dict(data["options"])
         return cls(info, data["backend"], data["device"], versions, options)
 

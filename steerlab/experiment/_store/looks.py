@@ -145,5 +145,4 @@ def prompt_hash(prompt: PromptLike) -> str:
 
 
 def prompt_hashes(targets: Targets) -> frozenset[str]:
-    """Hashes of all prompts."""
     return frozenset(prompt_hash(prompt) for prompt in targets.prompts)

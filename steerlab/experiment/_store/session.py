@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from steerlab.core._characters import check_whole
+from steerlab.core._json import json_text
 from steerlab.core._numbers import shown
 from steerlab.core._seeds import check_single_seed
 from steerlab.core.engine import Engine, ModelInfo
-from steerlab.core.errors import InputError, ModelNotFoundError, RunError
+from steerlab.core.errors import InputError, ModelNotFoundError, RunError, SteerlabError
 from steerlab.engines.loading import BACKENDS, load
 from steerlab.experiment._store.cells import Cells
 from steerlab.experiment._store.fingerprint import (
@@ -18,7 +19,6 @@ from steerlab.experiment._store.fingerprint import (
     expected_device,
     numeric_options,
 )
-from steerlab.experiment._store.frames import json_text
 from steerlab.experiment._store.inputs import Inputs
 from steerlab.experiment._store.locking import RunLock
 from steerlab.experiment._store.looks import Looks
@@ -118,7 +118,6 @@ class Session:
 
     @property
     def info(self) -> ModelInfo:
-        """The model."""
         return self.fingerprint.info
 
     @property
@@ -194,6 +193,18 @@ class Session:
             raise
         self._lock = lock
         self._finalizer = weakref.finalize(self, lock.release)
+
+    def save(self, *, overwrite: bool) -> Path:
+        """Makes sure that the run directory is there; with `overwrite` also where another configuration's run lies."""
+        path = self.path
+        try:
+            self.open(measuring=False)
+        except RunError:
+            if not overwrite:
+                raise
+            self.overwrite = True
+            self.open(measuring=False)
+        return path
 
     def _take_over(self, path: Path) -> None:
         """What another experiment of this process has written in the meantime counts; what differs is refused."""
@@ -335,6 +346,22 @@ def read_run(path: Path) -> dict[str, Any]:
     if missing:
         raise RunError(f"The run in {path} is damaged: {RUN_FILE} lacks {', '.join(sorted(missing))}.")
     return run
+
+
+def session_of(path: Path) -> Session:
+    """The session of a run directory, opened again.
+
+    Raises:
+        RunError: if the directory holds no run, or a file is missing or damaged.
+    """
+    run = read_run(path)
+    stated = {name: run[name] for name in ("backend", "seed", "load_options")}
+    try:
+        return Session(run["name"], run["model"], path=path, overwrite=False, **stated)
+    except RunError:
+        raise
+    except (SteerlabError, TypeError, AttributeError) as error:
+        raise RunError(f"The run in {path} is damaged: {type(error).__name__}: {error}.") from error
 
 
 def _configuration(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,10 @@ def measure_vectors(
     if "where" in options:
         options["where"] = as_where(options["where"], default_where())
     run.session.open()
-    key = _cell(pairs, method, site, layers, where, chat, options).key(run.session.engine_hash)
+    given = {k: one.to_json() if isinstance(one, Where) else plain_option(one) for k, one in options.items()}
+    what = {"data": pairs.hash, "method": method, "site": site, "layers": plain_option(layers), "chat": chat}
+    what |= {"read": None if where is None else where.to_json(), "options": given}
+    key = Cell("vectors", what).key(run.session.engine_hash)
     found = run.results.find("vectors", key)
     if found is None:
         with run.look("extract", lambda: ([pairs if isinstance(pairs, Targets) else None], key)):
@@ -54,32 +57,6 @@ def measure_vectors(
         found = _with_origin(run.session, found, where, chat, options)
         run.results.put("vectors", key, found)
     return found
-
-
-def _cell(
-    pairs: ContrastPairs | Targets,
-    method: str,
-    site: str,
-    layers: Any,
-    read: Where | None,
-    chat: bool,
-    options: Mapping[str, Any],
-) -> Cell:
-    """What determines a set of extracted vectors."""
-    given = {
-        name: option.to_json() if isinstance(option, Where) else plain_option(option)
-        for name, option in options.items()
-    }
-    what = {
-        "data": pairs.hash,
-        "method": method,
-        "site": site,
-        "layers": plain_option(layers),
-        "read": None if read is None else read.to_json(),
-        "chat": chat,
-        "options": given,
-    }
-    return Cell("vectors", what)
 
 
 def _with_origin(

@@ -154,7 +154,6 @@ def completions(
 def _completions_at(
     session: Session, plan: Plan, prompts: Sequence[PromptLike], dose: float, options: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Completions at one dose."""
     made = generate_paired(session.engine, plan, prompts, doses=[dose], seed=session.seed, **options)
     return made.drop(columns="plan_hash")
 

@@ -10,9 +10,7 @@ class DoseSettings(Protocol):
     """What a dose-response was computed with; see `EffectSettings`."""
 
     @property
-    def metric(self) -> str:
-        """Name of the metric."""
-        ...
+    def metric(self) -> str: ...
 
     @property
     def axis(self) -> str:
@@ -44,9 +42,7 @@ class DoseFigures(Protocol):
         ...
 
     @property
-    def settings(self) -> DoseSettings:
-        """What it was computed with."""
-        ...
+    def settings(self) -> DoseSettings: ...
 
     @property
     def fitted_doses(self) -> Sequence[float]:
@@ -89,9 +85,7 @@ class DoseFigures(Protocol):
         ...
 
     @property
-    def rank_slope(self) -> float:
-        """The slope that the ranks compare."""
-        ...
+    def rank_slope(self) -> float: ...
 
     @property
     def null_ranks(self) -> Mapping[str, float]:

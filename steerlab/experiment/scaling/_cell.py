@@ -101,7 +101,6 @@ class VectorRecipe:
         return {"pairs": pairs, "layer": self.layer, "method": self.method, "site": self.site, "read": read}
 
     def made(self, experiment: Experiment) -> SteeringVector:
-        """The vector itself."""
         if self.vector is not None or self.pairs is None:
             assert self.vector is not None
             return self.vector

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core._files import remove_leftovers, write_atomic
+from steerlab.core._json import json_text
 from steerlab.core.errors import RunError
 from steerlab.experiment._store.cells import Cell, StoredCell, unpack
-from steerlab.experiment._store.frames import json_text
 from steerlab.experiment._store.locking import RunLock
 from steerlab.experiment._store.run_folder import RUN_FILE, RunFolder, read_bytes, refuse_foreign
 from steerlab.experiment.scaling._cell import KIND

@@ -3,7 +3,7 @@
 verl itself is not imported. The step takes what verl's actor passes to its own, and gives what that gives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from steerlab.core.errors import InputError
 from steerlab.sequences.processor import SequenceProcessor
 from steerlab.sequences.trainers._responses import as_sequences, as_table
+from steerlab.sequences.types import BatchedSequences
 
 _KEYS = ("input_ids", "attention_mask", "responses")
 
@@ -20,8 +21,9 @@ _KEYS = ("input_ids", "attention_mask", "responses")
 class VerlStep:
     """Log-probs and entropies of a micro batch, as `DataParallelPPOActor._forward_micro_batch` gives them.
 
-    At top_p 1 the numbers are verl's own. With top_p below 1 they are log q and the entropy of the distribution that
-    the tokens were drawn from. Gradients are kept where the caller has them on, as in the actor's update.
+    That is verl up to 0.6; for its engines from 0.8 on there is `VerlEngineStep`. At top_p 1 the numbers are verl's
+    own. With top_p below 1 they are log q and the entropy of the distribution that the tokens were drawn from.
+    Gradients are kept where the caller has them on, as in the actor's update.
 
     Args:
         model: the actor's module: a plain Hugging Face causal language model, one in DistributedDataParallel, or one
@@ -57,16 +59,23 @@ class VerlStep:
         length = responses.shape[-1]
         kept = mask[:, -length:].bool()
         sequences = as_sequences(ids[:, :-length], mask[:, :-length], responses, kept)
-        with_grad = torch.is_grad_enabled()
-        self._set_temperature(float(temperature))
+        found = self.scored(sequences, float(temperature), calculate_entropy)
+        tables = {name: as_table(values, kept).to(ids.device) for name, values in found.items()}
+        return tables.get("entropy"), tables["log_probs"]
+
+    def scored(self, sequences: BatchedSequences, temperature: float, with_entropy: bool) -> dict[str, Any]:
+        """`log_probs` and, if asked for, `entropy` of every token, `[B][G]` tensors; they keep their graph."""
+        self._set_temperature(temperature)
         found = self.processor.teacher_force_logprobs(
-            sequences, with_grad=with_grad, tf_batch_size=len(ids), compute_rb=calculate_entropy
+            sequences,
+            with_grad=torch.is_grad_enabled(),
+            tf_batch_size=sequences.n_prompts,
+            compute_rb=with_entropy,
         )
-        log_probs = as_table(found.token_logqs, kept).to(ids.device)
-        if not calculate_entropy:
-            return None, log_probs
+        if not with_entropy:
+            return {"log_probs": found.token_logqs}
         entropies = found.rb_entropies_torch or [[torch.from_numpy(v) for v in row] for row in found.rb_entropies]
-        return as_table(entropies, kept).to(ids.device), log_probs
+        return {"log_probs": found.token_logqs, "entropy": entropies}
 
     def _given(self, micro_batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         missing = [key for key in _KEYS if key not in micro_batch.keys()]
@@ -81,3 +90,98 @@ class VerlStep:
         config = self.processor.config
         if config.generation.temperature != temperature:
             self.processor.config = replace(config, generation=replace(config.generation, temperature=temperature))
+
+
+class VerlEngineStep:
+    """`forward_step` of the FSDP engine that verl has from 0.8 on, where a batch is nested rows without padding.
+
+    Log-probs and entropies are at the places where verl has them, and 0 at those of prompts, which its losses leave
+    out. At top_p 1 the numbers are verl's own; below, those of the distribution that the tokens were drawn from.
+
+    Args:
+        engine: the engine, initialised; its module plain or sharded by `fully_shard` (strategy `fsdp2`).
+        top_p: of the rollouts.
+
+    Examples:
+        >>> engine.forward_step = VerlEngineStep(engine, top_p=0.95)  # doctest: +SKIP
+    """
+
+    def __init__(self, engine: Any, top_p: float = 1.0) -> None:
+        self.engine = engine
+        self._step = VerlStep(engine.module, top_p)
+        dtype = getattr(engine, "_autocast_dtype", torch.bfloat16)
+        if dtype != torch.float32:
+            autocast = {"autocast": True, "dtype": dtype}
+            config = self._step.processor.config
+            self._step.processor.config = config.changed(precision={"tf_nograd": autocast, "tf_withgrad": autocast})
+
+    def __call__(
+        self, micro_batch: Any, loss_function: Callable[..., Any] | None, forward_only: bool
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The loss, and what verl keeps of the pass; arguments and results are those of verl's own `forward_step`.
+
+        Raises:
+            InputError: for images, distillation, Σπ², temperatures that differ, or no loss where there must be one.
+        """
+        _check_wishes(micro_batch)
+        if loss_function is None and not forward_only:
+            raise InputError("A training step needs a loss_function.")
+        micro_batch = micro_batch.to(self._step.processor.parts.device)
+        found = self._measured(micro_batch)
+        loss, metrics = torch.tensor(1.0, device=found["log_probs"].device), {}
+        if loss_function is not None:
+            group = self.engine.get_data_parallel_group()
+            loss, metrics = loss_function(model_output=found, data=micro_batch, dp_group=group)
+        detached = {name: values.detach() for name, values in found.items()}
+        return loss, {"model_output": detached, "loss": loss.detach().item(), "metrics": metrics}
+
+    def _measured(self, micro_batch: Any) -> dict[str, Tensor]:
+        rows, offsets = micro_batch["input_ids"].unbind(), micro_batch["input_ids"].offsets()
+        ends, lens = offsets[1:].tolist(), _response_lens(micro_batch)
+        sequences = BatchedSequences.from_ids(
+            [row[: len(row) - n].tolist() for row, n in zip(rows, lens, strict=True)],
+            [[row[len(row) - n :].tolist()] for row, n in zip(rows, lens, strict=True)],
+        )
+        with_entropy = bool(_wish(micro_batch, "calculate_entropy"))
+        found = self._step.scored(sequences, _one_temperature(micro_batch["temperature"]), with_entropy)
+        scored = torch.zeros(ends[-1], dtype=torch.bool)
+        for end, n in zip(ends, lens, strict=True):
+            scored[end - n - 1 : end - 1] = True  # where each token is predicted
+        return {
+            name: torch.nested.nested_tensor_from_jagged(_placed(values, scored).to(offsets.device), offsets)
+            for name, values in found.items()
+        }
+
+
+def _response_lens(micro_batch: Any) -> list[int]:
+    """Tokens of each row's response."""
+    responses = micro_batch["responses"]
+    if responses.is_nested:
+        return responses.offsets().diff().tolist()
+    return micro_batch["attention_mask"][:, -responses.shape[1] :].sum(dim=1).tolist()
+
+
+def _placed(nested: Sequence[Sequence[Tensor]], scored: Tensor) -> Tensor:
+    """Numbers of every scored token at its place, 0 elsewhere."""
+    values = torch.cat([row[0] for row in nested])
+    empty = torch.zeros(scored.shape, dtype=values.dtype, device=values.device)
+    return empty.masked_scatter(scored.to(values.device), values)
+
+
+def _wish(micro_batch: Any, name: str) -> Any:
+    return micro_batch[name] if name in micro_batch.keys() else None
+
+
+def _check_wishes(micro_batch: Any) -> None:
+    wishes = ("calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
+    refused = [name for name in wishes if _wish(micro_batch, name)]
+    if refused or _wish(micro_batch, "multi_modal_inputs") is not None:
+        what = refused[0] if refused else "multi_modal_inputs"
+        raise InputError(f"The micro batch asks for {what}, which this step cannot do. Leave verl's own in place.")
+
+
+def _one_temperature(given: Any) -> float:
+    values = set(given.tolist()) if isinstance(given, Tensor) and given.dim() else {float(given)}
+    if len(values) != 1:
+        raise InputError(f"Rows have different temperatures, {sorted(values)}; this step takes one for all.")
+    return float(values.pop())

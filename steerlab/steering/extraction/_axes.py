@@ -41,9 +41,7 @@ class Chunk:
 class Axis(Protocol):
     """Accumulates activations, and gives the axis that a method finds in them."""
 
-    def add(self, chunk: Chunk) -> None:
-        """Adds rows."""
-        ...
+    def add(self, chunk: Chunk) -> None: ...
 
     def axes(self) -> Float[Tensor, "n_layers d_model"]:
         """Per layer an axis of any length and sign, float64; NaN where there is none."""
@@ -59,7 +57,6 @@ class Differences:
         self._squares: Tensor | None = None
 
     def add(self, chunk: Chunk) -> None:
-        """Adds rows."""
         signed = chunk.signed().sum(dim=1)
         squares = torch.stack([_square(chunk.first) + _square(chunk.second), _square(chunk.first - chunk.second)])
         self.n += chunk.first.shape[1]
@@ -97,7 +94,6 @@ class PrincipalAxis:
         self._scatter = Scatter()
 
     def add(self, chunk: Chunk) -> None:
-        """Adds rows."""
         self._scatter.add(self._differences(chunk))
 
     def axes(self) -> Float[Tensor, "n_layers d_model"]:
@@ -121,7 +117,6 @@ class Lda:
         self._positive, self._negative = Scatter(), Scatter()
 
     def add(self, chunk: Chunk) -> None:
-        """Adds rows."""
         self._positive.add(chunk.first)
         self._negative.add(chunk.second)
 
@@ -152,7 +147,6 @@ class Logistic:
         self._rows: list[tuple[Tensor, Tensor]] = []
 
     def add(self, chunk: Chunk) -> None:
-        """Adds rows."""
         self._rows.append((chunk.first.clone(), chunk.second.clone()))
 
     def axes(self) -> Float[Tensor, "n_layers d_model"]:

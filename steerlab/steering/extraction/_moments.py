@@ -23,7 +23,6 @@ class Scatter:
         self._outer: Tensor | None = None
 
     def add(self, rows: Float[Tensor, "n_layers rows d_model"]) -> None:
-        """Adds rows."""
         wide = rows.double()
         self.n += rows.shape[1]
         total = wide.sum(dim=1)
@@ -42,7 +41,6 @@ class Scatter:
 
     @property
     def mean(self) -> Float[Tensor, "n_layers d_model"]:
-        """The mean row of each layer."""
         assert self._sum is not None
         return self._sum / self.n
 

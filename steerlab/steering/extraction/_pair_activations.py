@@ -135,9 +135,7 @@ class CapturingEngine(Protocol):
     """What extraction needs of an engine."""
 
     @property
-    def info(self) -> ModelInfo:
-        """The model that runs."""
-        ...
+    def info(self) -> ModelInfo: ...
 
     def capture(self, prompts: Sequence[PromptLike] | PromptLike, *, layers: Any) -> Activations:
         """Activations at chosen layers and positions."""

@@ -3,8 +3,7 @@
 import importlib.metadata
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -20,6 +19,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.core.targets import Targets
 from steerlab.steering.extraction._axes import Chunk, labels_of
+from steerlab.steering.extraction._making import made_vector
 from steerlab.steering.extraction._pair_activations import (
     PAIRS_PER_CHUNK,
     Origin,
@@ -34,7 +34,7 @@ from steerlab.steering.extraction.learned._examples import Examples
 from steerlab.steering.extraction.learned._learn import LEARNED, learn_edit
 from steerlab.steering.extraction.responses import Responses
 from steerlab.steering.positions.where import WhereLike
-from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
+from steerlab.steering.vectors import SteeringVector, VectorSet
 
 __all__ = ["PairActivations", "extract", "library_versions", "read_pairs"]
 
@@ -114,34 +114,22 @@ def extract(
     """
     seed = check_single_seed(seed)
     check_engine(engine)
-    if method == "bipo":
-        return _learned(engine, data, site, layers, read, name, chat, seed, LearningSettings.of(learning))
-    if method in LEARNED:
-        return _trained(engine, data, method, site, layers, read, name, chat, seed, learning)
+    about = {"name": name, "method": method, "versions": library_versions(), "chat": chat}
+    if method == "bipo" or method in LEARNED:
+        learn_it = _learned if method == "bipo" else _trained
+        return VectorSet((learn_it(engine, data, (site, layers, read), seed, learning, about),))
     if learning:
         raise InputError(f"{', '.join(sorted(learning))}: unknown to method {method!r} of extract.")
     pairs = _checked_pairs(data, check_method(method))
     reading = Reading.on(engine, site, layers, read, pool, chat, responses)
     pairs_per_chunk = check_integer(pairs_per_chunk, "pairs_per_chunk", least=1)
     values = _estimated(engine, pairs, method, reading, seed, pairs_per_chunk)
-    card = VectorCard(
-        name=name,
-        method=method,
-        **model_entries(engine.info),
-        read=reading.where.to_json(),
-        pool=pool,
-        data_hash=pairs.hash,
-        n_pairs=len(pairs),
-        versions=library_versions(),
-        notes=_notes(method, seed),
-        chat=chat,
-        responses=None if reading.responses is None else reading.responses.to_json(),
-    )
+    about |= {"read": reading.where.to_json(), "pool": pool, "data_hash": pairs.hash, "n_pairs": len(pairs)}
+    about |= {"notes": _notes(method, seed)}
+    about |= {"responses": None if reading.responses is None else reading.responses.to_json()}
     points = [HookPoint(layer, site) for layer in reading.layers]
-    return VectorSet(
-        tuple(_vector(engine, point, row, card) for point, row in zip(points, values, strict=True)),
-        Origin(weakref.ref(engine), reading, seed),
-    )
+    made = tuple(made_vector(engine, point, row, **about) for point, row in zip(points, values, strict=True))
+    return VectorSet(made, Origin(weakref.ref(engine), reading, seed))
 
 
 def library_versions() -> dict[str, str]:
@@ -202,59 +190,32 @@ def _checked_pairs(data: object, method: str) -> ContrastPairs:
     return data
 
 
+_Place: TypeAlias = tuple[str, Any, WhereLike]
+"""Site, layers and positions, as `extract` is given them."""
+
+
 def _learned(
-    engine: Engine,
-    data: object,
-    site: str,
-    layers: Any,
-    read: WhereLike,
-    name: str | None,
-    chat: bool,
-    seed: int,
-    settings: LearningSettings,
-) -> VectorSet:
+    engine: Engine, data: object, place: _Place, seed: int, options: Mapping[str, Any], about: Mapping[str, Any]
+) -> SteeringVector:
+    """A vector by `bipo`."""
+    settings = LearningSettings.of(options)
     if not isinstance(data, Targets):
         raise DataError(f"bipo takes Targets, whose log-probabilities it optimises, got {type(data).__name__}.")
-    point = _one_point(engine, "bipo", site, layers, read)
-    found = learn(engine, data, point, settings, seed=seed, chat=chat)
-    card = VectorCard(
-        name=name,
-        method="bipo",
-        **model_entries(engine.info),
-        data_hash=data.hash,
-        versions=library_versions(),
-        notes=found.notes,
-        chat=chat,
-    )
-    return VectorSet((_vector(engine, point, found.values, card),))
+    point = _one_point(engine, "bipo", *place)
+    found = learn(engine, data, point, settings, seed=seed, chat=about["chat"])
+    return made_vector(engine, point, found.values, data_hash=data.hash, notes=found.notes, **about)
 
 
 def _trained(
-    engine: Engine,
-    data: object,
-    method: str,
-    site: str,
-    layers: Any,
-    read: WhereLike,
-    name: str | None,
-    chat: bool,
-    seed: int,
-    options: Mapping[str, Any],
-) -> VectorSet:
+    engine: Engine, data: object, place: _Place, seed: int, options: Mapping[str, Any], about: Mapping[str, Any]
+) -> SteeringVector:
+    """An edit by one of the methods that learn one."""
+    method = about["method"]
     examples = Examples.of(data, method)
-    point = _one_point(engine, method, site, layers, read)
-    found = learn_edit(engine, examples, point, method, options, seed=seed, chat=chat)
-    card = VectorCard(
-        name=name,
-        method=method,
-        **model_entries(engine.info),
-        data_hash=examples.hash,
-        versions=library_versions(),
-        chat=chat,
-        training=found.report,
-    )
-    vector = _vector(engine, point, found.learned.values, card)
-    return VectorSet((replace(vector, low_rank=found.learned.low_rank),))
+    point = _one_point(engine, method, *place)
+    found = learn_edit(engine, examples, point, method, options, seed=seed, chat=about["chat"])
+    values, low_rank = found.learned.values, found.learned.low_rank
+    return made_vector(engine, point, values, low_rank, data_hash=examples.hash, training=found.report, **about)
 
 
 def _one_point(engine: Engine, method: str, site: str, layers: Any, read: WhereLike) -> HookPoint:
@@ -278,8 +239,3 @@ def _notes(method: str, seed: int) -> str | None:
     if method in KEEPS_LENGTH:
         return None
     return f"length 1; twos drawn with seed {seed}" if method == "lat" else "length 1"
-
-
-def _vector(engine: Engine, point: HookPoint, values: Tensor, card: VectorCard) -> SteeringVector:
-    median = engine.median_norm(point.layer, point.site)
-    return SteeringVector(values, point, replace(card, extracted_at=point.name, median_norm=median))

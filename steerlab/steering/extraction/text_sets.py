@@ -16,12 +16,13 @@ from steerlab.core._text import PromptLike, is_prompt
 from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError, VectorValueError
 from steerlab.core.results import Activations
+from steerlab.steering.extraction._making import made_vector
 from steerlab.steering.extraction._moments import NOISE
 from steerlab.steering.extraction._pair_activations import PAIRS_PER_CHUNK, check_engine
 from steerlab.steering.extraction.responses import Responses, check_readable, read_responses, reads_responses
 from steerlab.steering.positions._sets import Mask, Where
 from steerlab.steering.positions.where import WhereLike, as_where, index
-from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet, model_entries
+from steerlab.steering.vectors import VectorSet
 
 Pooling: TypeAlias = Literal["tokens", "texts"]
 
@@ -91,22 +92,17 @@ def extract_unpaired(
             f"The means of the two sets are the same at layers {alike}; there is no direction there."
         )
     drawn = f"; {responses or Responses()}" if reads_responses(where) else ""
-    card = VectorCard(
-        name=name,
-        method="mean_diff_unpaired",
-        **model_entries(engine.info),
-        read=where.to_json(),
-        pool=pool,
-        data_hash=content_hash(sides),
-        notes=f"{len(sides[0])} texts against {len(sides[1])}{drawn}",
-        chat=chat,
-    )
-    made = []
-    for layer, row in zip(resolved, difference.float(), strict=True):
-        point = HookPoint(layer, site)
-        entries = {**card.to_json(), "extracted_at": point.name, "median_norm": engine.median_norm(layer, site)}
-        made.append(SteeringVector(row, point, VectorCard.from_json(entries)))
-    return VectorSet(tuple(made))
+    about = {
+        "name": name,
+        "method": "mean_diff_unpaired",
+        "read": where.to_json(),
+        "pool": pool,
+        "data_hash": content_hash(sides),
+        "notes": f"{len(sides[0])} texts against {len(sides[1])}{drawn}",
+        "chat": chat,
+    }
+    rows = zip(resolved, difference.float(), strict=True)
+    return VectorSet(tuple(made_vector(engine, HookPoint(layer, site), row, **about) for layer, row in rows))
 
 
 def _texts(side: object, what: str) -> list[PromptLike]:

@@ -28,7 +28,7 @@ from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 BARE: Final = ""
 """The key of a tensor that a file holds in no dictionary."""
-_STORAGES: Final = ("Float", "Double", "Half", "BFloat16", "Long")
+_STORAGES: Final = ("Float", "Double", "Half", "BFloat16", "Long", "Int")
 _OWN_TENSOR: Final = "Vectors of any other file become ours one by one: sl.SteeringVector.from_tensor(tensor, layer=…)."
 # All that a dictionary of tensors refers to. `torch.load(weights_only=True)` would take more, `bytearray(10**12)` too.
 _HARMLESS: Final = {
@@ -92,15 +92,19 @@ def export_torch(path: str | Path, vectors: VectorSet | SteeringVector) -> Path:
     return write_atomic(path, buffer.getvalue())
 
 
-def load_tensors(path: str | Path) -> dict[str | int, Tensor]:
+def load_tensors(path: str | Path, **limit: int) -> dict[str | int, Tensor]:
     """The tensors of a dictionary that `torch.save` wrote, on the CPU; nothing in the file is run.
 
     A tensor in no dictionary has the key `BARE`.
 
+    Args:
+        path: the file.
+        **limit: `most`, how many bytes it may have, if more than a file of vectors.
+
     Raises:
         VectorFileError: if the file is missing, damaged, or anything but such a dictionary or tensor.
     """
-    size = checked_size(path)
+    size = checked_size(path, **limit)
     pickled, record_sizes = _contents(path)
     _check_instructions(path, pickled)
     try:
@@ -180,7 +184,7 @@ def _check_instructions(path: str | Path, pickled: bytes) -> None:
 def _check_entry(path: str | Path, key: Any, value: Any, size: int) -> None:
     if isinstance(key, bool) or not isinstance(key, int | str):
         raise VectorFileError(f"{path} has a key of type {type(key).__name__}; keys are hook points or layer numbers.")
-    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.dtype == torch.int64):
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.dtype in (torch.int64, torch.int32)):
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise VectorFileError(f"{path} holds {kind} at {key!r:.60}; vectors are floating-point tensors.")
     # A stride of 0 makes a tensor of any size out of one number.

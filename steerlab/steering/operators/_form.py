@@ -57,7 +57,6 @@ class Gate:
         return self.gain == 0 and self.slope == 0 and self.threshold == -math.inf
 
     def __call__(self, z: Tensor) -> Tensor:
-        """The value at each z."""
         value = self.amount + self.slope * z
         if self.gain != 0:
             value = value + self.gain * z.clamp(self.lo, self.hi)

@@ -121,7 +121,8 @@ def read_registered(data: dict[str, Any], hook_point: HookPoint) -> Operator:
         known = ", ".join([*SHIPPED_OPERATORS, *sorted(_READERS)])
         raise UnknownOperatorError(
             f"Unknown operator {kind!r}; known are {known}. If it is your own, register it before its plans are read: "
-            f"sl.register_operator({kind!r}, lambda data, hook_point: …)."
+            f"sl.register_operator({kind!r}, lambda data, hook_point: …). A server imports a module that does so: "
+            "`steerlab serve … --import MODULE`."
         )
     found = _READERS[kind](data, hook_point)
     if not isinstance(found, Operator):

@@ -66,8 +66,6 @@ class Where(ABC):
 
 @dataclass(frozen=True)
 class All(Where):
-    """Every position."""
-
     kind = "all"
 
     @override
@@ -77,8 +75,6 @@ class All(Where):
 
 @dataclass(frozen=True)
 class Prompt(Where):
-    """Every position of the prompt."""
-
     kind = "prompt"
 
     @override

@@ -1,6 +1,7 @@
 """Receipts from what the workers counted, positions inherited from the prefix cache included."""
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from steerlab.core.errors import PlanError, ReceiptError
 from steerlab.core.receipts import EditReceipt, Inherited, Receipt, mean_change
@@ -8,10 +9,11 @@ from steerlab.engines.vllm._client.position_runs import acting
 from steerlab.engines.vllm._client.requests import Outcome, Request
 from steerlab.engines.vllm._wire.runs import Runs, RunsByTokens, clip, depends_on_tokens, merged, positions_in, size
 
+RowsBeside: TypeAlias = tuple[tuple[Receipt, ...], tuple[Inherited, ...]]
+"""Receipts and inherited positions of a call's rows."""
 
-def receipts_of(
-    requests: Iterable[Request], outcomes: Iterable[Outcome], lengths: Iterable[int]
-) -> tuple[tuple[Receipt, ...], tuple[Inherited, ...]]:
+
+def receipts_of(requests: Iterable[Request], outcomes: Iterable[Outcome], lengths: Iterable[int]) -> RowsBeside:
     """Checked receipts and inherited positions of a call's rows; see `receipt_of`."""
     rows = list(zip(requests, outcomes, lengths, strict=True))
     return tuple(receipt_of(*row) for row in rows), tuple(inherited_of(*row) for row in rows)

@@ -9,9 +9,10 @@ from torch import Tensor
 from steerlab._runtime.encoding import raise_error
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
 from steerlab.core.results import Activations
+from steerlab.engines.vllm._client.build_receipts import receipts_of
 from steerlab.engines.vllm._client.position_runs import Row, positions_of
 from steerlab.engines.vllm._client.ready_plans import Planner, ReadyPlan
-from steerlab.engines.vllm._client.requests import ONE_TOKEN, Outcome, Request
+from steerlab.engines.vllm._client.requests import ONE_TOKEN, Outcome, Request, RunRows, require_finite
 from steerlab.engines.vllm._wire.runs import Runs, clip, positions_in, runs_of, size
 from steerlab.steering.positions._prompt_lookup import PromptContent
 from steerlab.steering.positions.where import Where
@@ -96,6 +97,23 @@ class CaptureCall:
             return [request]
         chunks = [positions[start : start + self.room] for start in range(0, len(positions), self.room)]
         return [replace(request, read=_runs(chunk, request.n_tokens)) for chunk in chunks]
+
+    def run(self, requests: Sequence[Request], run: RunRows, dtype: str) -> Activations:
+        """Runs the requests in waves; what was read, with receipts.
+
+        Raises:
+            NonFiniteError: if an activation is not finite.
+        """
+        last: dict[int, Outcome] = {}
+        for wave in self.waves(requests):
+            outcomes = run(wave, "capture")
+            require_finite(wave, outcomes, dtype)
+            for request, outcome in zip(wave, outcomes, strict=True):
+                self.take(request, outcome)
+                last[request.row_index] = outcome
+        outcomes, lengths = [last[r.row_index] for r in requests], [r.n_tokens for r in requests]
+        receipts, inherited = receipts_of(requests, outcomes, lengths)
+        return replace(self.activations(requests), receipts=receipts, inherited=inherited)
 
     def take(self, request: Request, outcome: Outcome) -> None:
         """Keeps what one request read.

@@ -14,6 +14,7 @@ import numpy as np
 
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import PlanError
+from steerlab.engines._wired_points import reached_at
 from steerlab.engines.vllm._client.position_runs import Selection
 from steerlab.engines.vllm._wire.config import MOST_CONDITIONS, SteeringConfig
 from steerlab.engines.vllm._wire.plan_tables import (
@@ -115,25 +116,7 @@ def wired_point(point: HookPoint, config: SteeringConfig) -> int:
     Raises:
         PlanError: if its layer or site is not wired.
     """
-    if point.site == "resid_pre" and point.layer == 0:
-        raise PlanError(
-            f"{point.name} cannot be reached inside vLLM, which steers after and inside layers: resid_pre of any layer "
-            "but the first is resid_post of the one before. Use the TransformerLens engine for it."
-        )
-    same = HookPoint(point.layer - 1, "resid_post") if point.site == "resid_pre" else point
-    if same in config.points:
-        return config.points.index(same)
-    started, needed = [], []
-    if same.layer not in config.layers:
-        started.append(f"layers={list(config.layers)}")
-        needed.append(f"layers={sorted({*config.layers, same.layer})}")
-    if same.site not in config.sites:
-        started.append(f"sites={list(config.sites)}")
-        needed.append(f"sites={[*config.sites, same.site]}")
-    raise PlanError(
-        f"{point.name} is not wired: this engine was started with {' and '.join(started)}. Start it with "
-        f"{', '.join(needed)}."
-    )
+    return config.points.index(reached_at(point, config.layers, config.sites))
 
 
 def _check_forms(plan: Plan, config: SteeringConfig) -> None:

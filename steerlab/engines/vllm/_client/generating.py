@@ -1,17 +1,19 @@
 """One call of `generate`: prompts and plans to requests, vLLM's outputs to completions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steerlab.core._not_finite import failed_prompts
 from steerlab.core._seeds import SeedLike, row_key
 from steerlab.core._spelling import Continuation
 from steerlab.core._stopping import before_stop
 from steerlab.core._text import EncodedPrompt
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
 from steerlab.core.policy import SamplingPolicy
-from steerlab.core.results import Completion
+from steerlab.core.results import Completion, Generations
 from steerlab.core.token_sets import TokenSets
+from steerlab.engines.vllm._client.build_receipts import receipts_of
 from steerlab.engines.vllm._client.position_runs import Row
 from steerlab.engines.vllm._client.ready_plans import Planner, ReadyPlan
 from steerlab.engines.vllm._client.requests import Outcome, Request
@@ -125,6 +127,46 @@ class GenerationCall:
             "logprobs": 0 if self.log_probs else None,
             "detokenize": bool(self.stop),
         }
+
+    def generations(
+        self,
+        encoded: Sequence[EncodedPrompt | SteerlabError],
+        made: Sequence[list[Request] | SteerlabError],
+        outcomes: Sequence[Outcome],
+        errors: Mapping[int, SteerlabError],
+        runner: str,
+        dtype: str,
+        *,
+        must_run: bool,
+    ) -> Generations:
+        """The call's result.
+
+        Args:
+            encoded: the prompts.
+            made: what `requests` made of them.
+            outcomes: of these requests, in order; none if no token was wanted.
+            errors: what was wrong with prompts that did not run.
+            runner: what ran them.
+            dtype: of the model.
+            must_run: whether it is an error if no row has finite logits, without any plan.
+
+        Raises:
+            NonFiniteError: see `must_run`.
+        """
+        requests = [request for row in made if isinstance(row, list) for request in row][: len(outcomes)]
+        completions = [self.completion(*row) for row in zip(requests, outcomes, strict=True)]
+        lengths = [ran_tokens(*row) for row in zip(requests, outcomes, completions, strict=True)]
+        receipts, inherited = receipts_of(requests, outcomes, lengths)
+        steered = {request.prompt_index for request in requests if request.compiled is not None}
+        failed = failed_prompts(completions, steered, dtype, must_run=must_run)
+        by_row = {request.row_index: one for request, one in zip(requests, completions, strict=True)}
+        rows = tuple(
+            by_row.get(i * self.n + j) or self.empty(i, j, error=isinstance(row, SteerlabError))
+            for i, row in enumerate(made)
+            for j in range(self.n)
+        )
+        ids = tuple(() if isinstance(prompt, SteerlabError) else prompt.token_ids for prompt in encoded)
+        return Generations(rows, ids, runner, receipts, {**errors, **failed}, inherited)
 
     def completion(self, request: Request, outcome: Outcome) -> Completion:
         """What vLLM sampled, in our terms."""

@@ -1,9 +1,9 @@
 """One row of a call: what is submitted to vLLM for it, and what came back."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -161,6 +161,10 @@ class Outcome:
         return any(bool(np.isnan(values).any()) for values in (self.measured, *distributions)) or any(
             not bool(np.isfinite(stream).all()) for stream in self.streams.values()
         )
+
+
+RunRows: TypeAlias = Callable[..., list[Outcome]]
+"""Runs the requests of a call on a vLLM, as `run_requests` does on a connection of its own."""
 
 
 def require_finite(requests: Sequence[Request], outcomes: Sequence[Outcome], dtype: str) -> None:

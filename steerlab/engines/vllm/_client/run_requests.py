@@ -190,7 +190,6 @@ def read_replies(by_name: Mapping[str, Outcome], answers: Sequence[Answer]) -> N
 
 
 def _add(reply: WorkerReply, row: str, outcome: Outcome) -> None:
-    """Adds what one worker says of a row."""
     if row in reply.header["problems"]:
         problem = reply.header["problems"][row]
         raise ReceiptError(f"A request could not be carried out as asked: {problem}.")

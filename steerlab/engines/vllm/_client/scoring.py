@@ -16,9 +16,10 @@ import numpy as np
 
 from steerlab._runtime.encoding import Pair, raise_error
 from steerlab.core.errors import InputError, ReceiptError, SteerlabError
+from steerlab.engines.vllm._client.build_receipts import RowsBeside, receipts_of
 from steerlab.engines.vllm._client.position_runs import Row
 from steerlab.engines.vllm._client.ready_plans import Planner, ReadyPlan
-from steerlab.engines.vllm._client.requests import ONE_TOKEN, Outcome, Request
+from steerlab.engines.vllm._client.requests import ONE_TOKEN, Outcome, Request, RunRows, require_finite
 from steerlab.engines.vllm._wire.request_spec import ScoreSpec, SharedPrefix
 from steerlab.engines.vllm._wire.runs import Runs, RunsByTokens, clip
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, Quantity, TokenLogProb, check_named
@@ -167,6 +168,26 @@ def _hosting(request: Request, tokens: Sequence[int], prefix: SharedPrefix | Non
 def _without_first(request: Request, prefix: SharedPrefix | None) -> Request:
     score = _score(request)
     return replace(request, score=ScoreSpec(score.start + 1, score.tokens[1:], score.measures), prefix=prefix)
+
+
+def run_scores(
+    pairs: Sequence[Pair], requests: Sequence[Request], run: RunRows, dtype: str
+) -> tuple[list[dict[Quantity, np.ndarray]], RowsBeside]:
+    """Runs some pairs, whose own requests these are.
+
+    Returns:
+        What was measured of every pair's target tokens, see `measured_of`; the pairs' receipts and inherited positions.
+
+    Raises:
+        NonFiniteError: if something measured is NaN.
+    """
+    submitted, places = shared(pairs, requests)
+    outcomes = run(submitted, "score", together=True)
+    require_finite(submitted, outcomes, dtype)
+    lengths = [request.n_tokens for request in requests]
+    beside = receipts_of(requests, [outcomes[place.rest] for place in places], lengths)
+    found = [measured_of(pair, place, submitted, outcomes) for pair, place in zip(pairs, places, strict=True)]
+    return found, beside
 
 
 def measured_of(

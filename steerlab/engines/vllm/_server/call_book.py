@@ -91,11 +91,6 @@ class CallBook:
             job.call.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def n_running(self) -> int:
-        """Calls under way."""
-        return len(self._jobs)
-
     def _ended(self, job: Job) -> None:
         if self._jobs.get(job.name) is job:
             del self._jobs[job.name]

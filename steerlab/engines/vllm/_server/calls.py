@@ -19,11 +19,11 @@ from steerlab.engines._http.plain import plain_result
 from steerlab.engines._http.plans import plans_in
 from steerlab.engines._http.results import result_frame
 from steerlab.engines.vllm._client.requests import Outcome, Request
+from steerlab.engines.vllm._client.served_model import ServedModel
 from steerlab.engines.vllm._server.plans import PlanMaker
 from steerlab.engines.vllm._server.positions_json import where_of
 from steerlab.engines.vllm._server.rows import RowRunner
 from steerlab.engines.vllm._wire.runs import size
-from steerlab.engines.vllm.engine import ServedModel
 from steerlab.measures import quantities
 from steerlab.measures.quantities import LogDistribution
 from steerlab.steering.plan import Plan

@@ -30,7 +30,6 @@ class SampleTokens:
                 self._tokens[sample.index] = list(sample.token_ids)
 
     def of(self, sample: int) -> tuple[int, ...]:
-        """Those of a sample."""
         return tuple(self._tokens.get(sample, ()))
 
 

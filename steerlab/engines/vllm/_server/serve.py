@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from steerlab._runtime.reference_norm import WINDOW
 from steerlab.core._hook_points import resolve_layers
-from steerlab.engines.vllm._client.info import describe, eos_token_ids, read_config, read_tokenizer
+from steerlab.engines.vllm._client.info import read_config, read_tokenizer
 from steerlab.engines.vllm._client.log_file import Log, log_of
 from steerlab.engines.vllm._client.processes import be_patient
+from steerlab.engines.vllm._client.served_model import ServedModel
 from steerlab.engines.vllm._patches.versions import moved, require_vllm
 from steerlab.engines.vllm._plugin import register
 from steerlab.engines.vllm._server.answers import InfoEndpoints
@@ -30,7 +30,7 @@ from steerlab.engines.vllm._server.validation import refuse
 from steerlab.engines.vllm._server.workers import AsyncEngine
 from steerlab.engines.vllm._wire.config import SteeringConfig, sites_in_order
 from steerlab.engines.vllm._wire.shutdown import GRACE
-from steerlab.engines.vllm.engine import ServedModel, VLLMEngine
+from steerlab.engines.vllm.engine import VLLMEngine
 from steerlab.models import resolve
 
 
@@ -78,11 +78,8 @@ def serve(options: ServeOptions) -> None:
         if config is None:
             return Serving(Gateway(engine, None), None, {})
         tokenizer = None if args.skip_tokenizer_init else read_tokenizer(found.path)
-        info = describe(found, hf_config, engine.model_config)
-        own_context = int(getattr(hf_config.get_text_config(), "max_position_embeddings", WINDOW))
-        eos_ids = eos_token_ids(tokenizer, hf_config, found.path)
-        model = ServedModel(info, config, tokenizer, eos_ids, own_context)
-        gateway = Gateway(engine, PlanMaker(registry, config, info, tokenizer), tokenizer)
+        model = ServedModel.of(found, hf_config, tokenizer, config, engine.model_config)
+        gateway = Gateway(engine, PlanMaker(registry, config, model.info, tokenizer), tokenizer)
         return Serving(gateway, model, tokenizer_files(found.path), options.allow_vectors, options.call_mib << 20)
 
     with log.starting():

@@ -11,7 +11,6 @@ Answer: TypeAlias = tuple[Any, dict[str, np.ndarray]]
 
 
 def pack(header: Any, arrays: Mapping[str, np.ndarray] | None = None) -> bytes:
-    """A header and named arrays as bytes."""
     parts, described = [], []
     for name, array in (arrays or {}).items():
         whole = np.ascontiguousarray(array)

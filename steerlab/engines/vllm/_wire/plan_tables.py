@@ -59,7 +59,6 @@ class PlanTables:
 
     @classmethod
     def of_arrays(cls, name: str, arrays: Mapping[str, np.ndarray]) -> "PlanTables":
-        """What `arrays` gave."""
         return cls(**{part.name: arrays[f"{name}.{part.name}"] for part in fields(cls)})
 
     def content(self) -> list[Any]:

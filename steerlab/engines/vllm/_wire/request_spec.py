@@ -57,7 +57,6 @@ class ScoreSpec:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "ScoreSpec":
-        """What `to_json` wrote."""
         tokens, measures = _unpacked(body["tokens"]), tuple(map(from_json, body["measures"]))
         return cls(body["start"], tokens, measures, body["n_first"])
 
@@ -96,7 +95,6 @@ class RequestSpec:
     support: bool = False
 
     def to_args(self) -> dict[str, Any]:
-        """As `extra_args`."""
         body: dict[str, Any] = {
             "row": self.row,
             "plan": self.plan,

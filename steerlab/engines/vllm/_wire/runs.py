@@ -71,7 +71,6 @@ def merged(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def positions_in(runs: Iterable[tuple[int, int]]) -> list[int]:
-    """The positions one by one."""
     return [position for first, last in runs for position in range(first, last)]
 
 
@@ -81,5 +80,4 @@ def bounds_of(runs: Runs | RunsByTokens) -> list[int]:
 
 
 def runs_between(bounds: Sequence[int]) -> Runs:
-    """The runs that `bounds_of` wrote."""
     return tuple(zip(bounds[::2], bounds[1::2], strict=True))

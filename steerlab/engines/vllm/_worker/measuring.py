@@ -80,7 +80,6 @@ class Wanted:
 
     @property
     def tokens(self) -> np.ndarray:
-        """The tokens that are predicted."""
         return np.array(self.score.tokens[self.indices.start : self.indices.stop], dtype=np.int64)
 
     @property
@@ -111,13 +110,11 @@ class Measuring:
         self._drawing: dict[int, tuple[RequestRecord, int]] = {}
 
     def enter(self, slot: int, record: RequestRecord) -> None:
-        """A request takes a slot."""
         self._scores[slot], self._draws[slot] = record.spec.score is not None, record.spec.draw
         if self._scores[slot] or self._draws[slot]:
             self._in_slots[slot] = record
 
     def leave(self, slot: int) -> None:
-        """A request leaves its slot."""
         self._scores[slot] = self._draws[slot] = False
         self._in_slots.pop(slot, None)
 
@@ -230,7 +227,6 @@ class _Pass:
         return torch.empty((count, self._head.d_vocab), dtype=torch.float32, pin_memory=is_cuda)
 
     def take(self, logits: Float[Tensor, "rows width"], start: int) -> None:
-        """Measures the rows from `start` on."""
         stop = start + len(logits)
         self._sums.append(row_sums(logits, self._tokens[start:stop], self._head.n_valid, self._head.offset))
         for quantity, ranges in self._whole.items():

@@ -109,7 +109,6 @@ def _find_inside(
 
 
 def _before(seen: _Seen, layer: int, rule: StreamRule) -> Tensor:
-    """The stream before a layer."""
     if layer - 1 in seen.outputs:
         return _stream(seen.outputs[layer - 1], rule)
     after = _after(seen, layer, rule)

@@ -80,7 +80,6 @@ class Draws:
     sets: list[int] = field(default_factory=list)
 
     def add(self, found: PassValues, row: int, position: int, in_sets: int = -1) -> None:
-        """Notes one token."""
         self.found.append(found)
         self.rows.append(row)
         self.positions.append(position)

@@ -160,7 +160,6 @@ def hook(layer: nn.Module, place: Place, act: Callable[[nn.Module, Tensor, Tenso
 
 
 def refused(family: str, layer: int, site: str) -> HookPointError:
-    """The error for a site that a layer does not have."""
     return HookPointError(
         f"In {family}, layer {layer} has no {site} that can be identified: no two of its parts put out what it adds to "
         "the stream, or none takes in the stream between them. Leave it out of `sites`."

@@ -48,7 +48,6 @@ class Figures:
 
 
 def figures_of(rows: pd.DataFrame, cost: pd.DataFrame, settings: EffectSettings) -> Figures:
-    """All figures of an effect."""
     real: Any = rows[rows.family == "vector"]
     items = real.drop_duplicates("item").sort_values("item")[["item", "group"]].reset_index(drop=True)
     affordable = set(cost[cost.ppl_ratio <= settings.max_ppl_ratio].dose)

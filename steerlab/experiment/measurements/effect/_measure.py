@@ -140,17 +140,12 @@ def _rows(
     with warnings.catch_warnings():
         if description == "controls":
             warnings.filterwarnings("ignore", message="About SteeringVector")
-        frames = _scores(session, work, targets, tokens_per_call=tokens_per_call, description=description)
+        frames = _scores(session, work, targets, tokens_per_call, description)
     return [item_rows(f, arm, dose, targets, metric, hashes) for f, (arm, dose) in zip(frames, work, strict=True)]
 
 
 def _scores(
-    session: Session,
-    arms: Sequence[tuple[Arm, float]],
-    targets: Targets,
-    *,
-    tokens_per_call: int | None = None,
-    description: str = "scores",
+    session: Session, arms: Sequence[tuple[Arm, float]], targets: Targets, tokens_per_call: int | None, description: str
 ) -> list[pd.DataFrame]:
     """Scores of all targets for each arm at its dose, as `score_plans` gives them.
 
@@ -236,7 +231,6 @@ def _axis(plan: Plan) -> str:
 
 
 def scores_again(session: Session, stored: StoredCell) -> pd.DataFrame:
-    """The scores of a cell, measured again."""
     plan = stored_plan(session, stored)
     assert plan is not None
     if plan.hash != stored.cell.what["plan"]:

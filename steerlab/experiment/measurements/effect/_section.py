@@ -36,7 +36,6 @@ _ARMS = {"vector": "the vector"} | CONTROL_NAMES
 
 
 def effect_sections(m: Material) -> list[Section]:
-    """A section per effect."""
     effects = m.of("effects")
     if len(effects) == 1:
         return [_section(effects[0], "Effect", "effects/000", m.prompts)]

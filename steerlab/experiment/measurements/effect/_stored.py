@@ -5,8 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from steerlab.core._json import json_text
 from steerlab.core.errors import RunError
-from steerlab.experiment._store.frames import json_text, read_frame, write_frame
+from steerlab.experiment._store.frames import read_frame, write_frame
 from steerlab.experiment._store.run_folder import RunFolder, read_bytes, read_json
 from steerlab.experiment.measurements.effect._settings import EffectSettings
 from steerlab.experiment.measurements.effect.result import Effect

@@ -1,22 +1,25 @@
-"""The compiled engine: the same tokens and receipts as the fast one, and plans that change without recompiling."""
+"""Programs: the same tokens and receipts as the fast engine, and plans that change without another program."""
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from transformers import FalconH1Config, Lfm2Config, LlamaConfig, LlamaForCausalLM
 
 import steerlab as sl
+from steerlab._runtime.model_state import state_of
 from steerlab.core.errors import InputError
+from steerlab.engines.lens import _program_rows as program_rows
+from steerlab.engines.lens._fixed_cache import fits
+from steerlab.engines.lens._placement import balanced
 from tests.lens.helpers import PROMPTS, random_vector
 
 GREEDY = sl.SamplingPolicy.greedy()
 NEW = 9
 
-slow = pytest.mark.slow
 
-
-def graphs():
-    """How many graphs torch has compiled in this process."""
-    return counters["stats"]["unique_graphs"]
+def programs(engine):
+    """The programs made for an engine's model."""
+    return dict(state_of(engine.model).known["programs"])
 
 
 def plan_of(engine, kind, scale=1.0, seed=0):
@@ -43,15 +46,15 @@ def plan_of(engine, kind, scale=1.0, seed=0):
     return sl.Plan(first, second, third).scaled(scale)
 
 
-def both(engine, plan, **options):
-    """Completions and receipts on the fast and on the compiled engine."""
+def both(engine, plan, way="graph", **options):
+    """Completions and receipts on the fast engine and by a program."""
     options = {"policy": GREEDY, "max_new_tokens": NEW} | options
     found = {}
-    for name in ("fast", "compiled"):
+    for name in ("fast", way):
         out = engine.generate(PROMPTS[:3], plan=plan, engine=name, **options)
         assert out.engine == name
         found[name] = out, engine.receipts
-    return found["fast"], found["compiled"]
+    return found["fast"], found[way]
 
 
 def check_equal(fast, compiled):
@@ -70,21 +73,18 @@ def check_equal(fast, compiled):
 
 
 @pytest.mark.filterwarnings("ignore:.*selects no token")  # one new token: nothing generated is run
-@slow
 @pytest.mark.parametrize("name", ["tiny_llama_engine", "tiny_gpt2_engine"])
-def test_it_equals_fast_and_another_plan_needs_no_compiling(request, name, monkeypatch):
-    if name == "tiny_gpt2_engine":  # once is enough for the C++
-        request.getfixturevalue("without_kernels")
+def test_it_equals_fast_and_another_plan_needs_no_other_program(request, name, monkeypatch):
     engine = request.getfixturevalue(name)
-    fast, compiled = both(engine, plan_of(engine, "add"))
-    check_equal(fast, compiled)
-    made = graphs()
+    fast, ours = both(engine, plan_of(engine, "add"))
+    check_equal(fast, ours)
+    made = programs(engine)
 
-    texts = {"add": compiled[0].texts}
+    texts = {"add": ours[0].texts}
     for kind, scale, seed in (("ablate", 1.0, 0), ("clamp", 1.0, 0), ("add", -1.5, 7), ("clamp", 0.5, 3)):
-        fast, compiled = both(engine, plan_of(engine, kind, scale, seed))
-        check_equal(fast, compiled)
-        texts[kind, scale] = compiled[0].texts
+        fast, ours = both(engine, plan_of(engine, kind, scale, seed))
+        check_equal(fast, ours)
+        texts[kind, scale] = ours[0].texts
     assert len({tuple(text) for text in texts.values()}) > 3
 
     # a zeroed plan restores the unsteered tokens, also after all those others, and the first one comes back
@@ -103,35 +103,58 @@ def test_it_equals_fast_and_another_plan_needs_no_compiling(request, name, monke
     ended = both(engine, plan_of(engine, "clamp"), policy=sl.SamplingPolicy(temperature=1.5), seed=5)
     check_equal(*ended)
     assert {c.finish_reason for c in ended[1][0]} == {"eos", "length"}
-    assert graphs() == made
+    assert programs(engine) == made
 
 
-@slow
-@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.slow
+def test_a_compiled_program_equals_fast_and_is_compiled_once(tiny_llama_engine):
+    engine = tiny_llama_engine
+    check_equal(*both(engine, plan_of(engine, "add"), "compiled"))
+    made = counters["stats"]["unique_graphs"]
+    check_equal(*both(engine, plan_of(engine, "clamp", 0.5, 3), "compiled"))
+    check_equal(*both(engine, plan_of(engine, "ablate"), "compiled", max_new_tokens=2))
+    assert counters["stats"]["unique_graphs"] == made
+
+
 def test_no_plan_a_stream_and_interrupted_streams(tiny_llama_engine):
-    """Generations that share a program share its buffers, so a stream that another one has overtaken says so."""
+    """Generations that share a program share its tensors, so a stream that another one has overtaken says so."""
     engine = tiny_llama_engine
     options = {"policy": GREEDY, "max_new_tokens": 6}
     expected = {prompt: engine.generate(prompt, **options, engine="fast")[0] for prompt in ("Hi", "Once")}
-    options["engine"] = "compiled"
+    options["engine"] = "graph"
     assert engine.generate("Hi", **options)[0].token_ids == expected["Hi"].token_ids
     assert "".join(engine.stream("Hi", **options)) == expected["Hi"].text
 
     stream = engine.stream("Hi", **options)
     next(stream)
     assert engine.generate("Once", **options)[0].token_ids == expected["Once"].token_ids
-    with pytest.raises(InputError, match="Another compiled generation"):
+    with pytest.raises(InputError, match="Another generation of this shape"):
         list(stream)
+
+
+def test_lengths_share_few_programs():
+    capacities = {program_rows._capacity(needed) for needed in range(1, 4097)}
+    assert len(capacities) <= 24
+    assert all(needed <= program_rows._capacity(needed) <= needed + max(63, needed / 3) for needed in range(1, 4097))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral", "qwen2_narrow", "phi3_narrow", "mistral_narrow"])
-def test_families_with_sliding_windows_are_refused_by_name(family, name):
-    engine, _ = family(name)
-    with pytest.raises(InputError, match=r"engine='compiled' cannot run here: .*sliding-window.*engine='fast'"):
-        engine.generate("Hi", max_new_tokens=2, engine="compiled")
+@pytest.mark.parametrize("config", [FalconH1Config(num_hidden_layers=2), Lfm2Config(num_hidden_layers=2)])
+def test_a_cache_of_more_than_keys_and_values_does_not_fit(config):
+    assert not fits(config)
+
+
+def test_a_model_on_which_a_program_differs_is_refused(tiny_llama_engine, monkeypatch):
+    engine = tiny_llama_engine
+    state_of(engine.model).known.pop("program difference", None)
+    monkeypatch.setattr(program_rows, "resembles", lambda found, wanted: False)
+    try:
+        with pytest.raises(InputError, match=r"comparison on this model found other logits .* Use engine='fast'"):
+            engine.generate("Hi", max_new_tokens=2, engine="graph")
+    finally:
+        state_of(engine.model).known.pop("program difference", None)
 
 
 def test_hooks_of_a_user_are_refused(tiny_llama_engine):
@@ -139,10 +162,31 @@ def test_hooks_of_a_user_are_refused(tiny_llama_engine):
         tiny_llama_engine.model.hooks(fwd_hooks=[("blocks.1.hook_out", lambda value, hook: None)]),
         pytest.raises(InputError, match="hooks of yours"),
     ):
-        tiny_llama_engine.generate("Hi", max_new_tokens=2, engine="compiled")
+        tiny_llama_engine.generate("Hi", max_new_tokens=2, engine="graph")
 
 
 def test_the_context_is_checked_all_the_same(tiny_llama_engine):
     with pytest.raises(sl.ContextLengthError):
-        tiny_llama_engine.generate([[5] * 255], max_new_tokens=2, engine="compiled")
+        tiny_llama_engine.generate([[5] * 255], max_new_tokens=2, engine="graph")
     assert torch.is_grad_enabled()
+
+
+# --- several devices ----------------------------------------------------------------------------------------------
+
+
+def test_layers_are_spread_by_bytes_and_a_shared_head_stays_with_its_embedding():
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 6}
+
+    def places(n_devices, **options):
+        with torch.device("meta"):
+            return balanced(LlamaForCausalLM(LlamaConfig(**sizes, **options)), n_devices)
+
+    heavy_ends = places(2, vocab_size=100)
+    layers = [heavy_ends[f"model.layers.{layer}"] for layer in range(6)]
+    assert layers == [0, 0, 0, 1, 1, 1]
+    assert (heavy_ends["model.embed_tokens"], heavy_ends["model.norm"], heavy_ends["lm_head"]) == (0, 1, 1)
+    shared = places(2, vocab_size=100, tie_word_embeddings=True)
+    assert shared["lm_head"] == shared["model.embed_tokens"] == shared["model.rotary_emb"] == 0
+    assert sum(shared[f"model.layers.{layer}"] for layer in range(6)) > 3
+    assert set(places(1, vocab_size=100).values()) == {0}
+    assert sorted(set(places(4, vocab_size=4).values())) == [0, 1, 2, 3]

@@ -1,0 +1,139 @@
+"""Linear maps of a few rows on a GPU: several weights, which read the same rows, in one kernel.
+
+A pass over one token per row reads every weight once and computes little, so that it takes as long as the reading.
+Small matrices read alone leave most of the card idle.
+"""
+
+# pyright: reportOperatorIssue=false, reportCallIssue=false
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from steerlab._kernels.availability import runs_kernels
+
+MOST_ROWS, MOST_WEIGHTS = 32, 3
+_FEW, _MANY = (16, 512), (32, 256)
+"""Outputs and inputs of a block, fastest on an H200: for few outputs, so that all processors work, and for many."""
+
+_MANY_OUTPUTS, _STAGES, _WARPS = 6144, 4, 2
+
+
+@triton.jit
+def _linear(
+    rows,
+    out,
+    weight_1,
+    weight_2,
+    weight_3,
+    bias_1,
+    bias_2,
+    bias_3,
+    first_2,
+    first_3,
+    n_rows,
+    depth,
+    width,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One stretch of outputs, all of one weight."""
+    first = tl.program_id(0) * WIDTH
+    weight = weight_1
+    bias = bias_1
+    place = first
+    if first >= first_3:
+        weight = weight_3
+        bias = bias_3
+        place = first - first_3
+    elif first >= first_2:
+        weight = weight_2
+        bias = bias_2
+        place = first - first_2
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    inner = tl.arange(0, DEPTH)
+    weights = weight + (place + column)[None, :].to(tl.int64) * depth + inner[:, None]
+    values = rows + row[:, None] * depth + inner[None, :]
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    for _ in tl.range(0, depth, DEPTH, num_stages=STAGES):
+        x = tl.load(values, mask=row[:, None] < n_rows, other=0.0)
+        total = tl.dot(x, tl.load(weights), total)
+        weights += DEPTH
+        values += DEPTH
+    if HAS_BIAS:
+        total += tl.load(bias + place + column)[None, :].to(tl.float32)
+    target = out + row[:, None] * width + first + column[None, :]
+    tl.store(target, total.to(out.dtype.element_ty), mask=row[:, None] < n_rows)
+
+
+def can_map(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    """Whether these weights can read the rows in one kernel: half precision, few rows, whole blocks of each weight."""
+    sizes = [weight.shape for weight in weights]
+    return (
+        runs_kernels(rows)
+        and rows.dtype in (torch.bfloat16, torch.float16)
+        and rows.numel() // rows.shape[-1] <= MOST_ROWS
+        and len(weights) <= MOST_WEIGHTS
+        and all(w.dtype == rows.dtype and w.is_contiguous() and w.device == rows.device for w in weights)
+        and all(n % _FEW[0] == 0 and depth % _FEW[1] == 0 and depth == rows.shape[-1] for n, depth in sizes)
+        and len({bias is None for bias in biases}) == 1
+    )
+
+
+def linear_maps(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """What each linear map gives for the rows; `can_map` says for which.
+
+    Args:
+        rows: shape [..., d_in].
+        weights: each of shape [d_out, d_in], of the rows' dtype.
+        biases: each of shape [d_out], or all None.
+
+    Returns:
+        For each weight, shape [..., d_out]; parts of one tensor.
+    """
+    flat = rows.reshape(-1, rows.shape[-1])
+    out = _mapped(flat, list(weights), [bias for bias in biases if bias is not None])
+    return [part.unflatten(0, rows.shape[:-1]) for part in out.split([len(w) for w in weights], dim=1)]
+
+
+@torch.library.custom_op("steerlab::linear_maps", mutates_args=())
+def _mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+    n_rows, depth = rows.shape
+    sizes = [len(weight) for weight in weights]
+    out = rows.new_empty(n_rows, sum(sizes))
+    starts = [sum(sizes[:k]) for k in (1, 2)]  # that of a weight that is not there is the end
+    is_wide = out.shape[1] >= _MANY_OUTPUTS and all(size % _MANY[0] == 0 for size in sizes)
+    width, inner = _MANY if is_wide else _FEW
+    _linear[(out.shape[1] // width,)](
+        rows,
+        out,
+        *_filled(weights, weights[0]),
+        *_filled(biases, rows),
+        *starts,
+        n_rows,
+        depth,
+        out.shape[1],
+        HAS_BIAS=bool(biases),
+        ROWS=max(16, triton.next_power_of_2(n_rows)),
+        WIDTH=width,
+        DEPTH=inner,
+        STAGES=_STAGES,
+        num_warps=_WARPS,
+    )
+    return out
+
+
+@_mapped.register_fake
+def _(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+    return rows.new_empty(len(rows), sum(len(weight) for weight in weights))
+
+
+def _filled(given: list[Tensor], otherwise: Tensor) -> list[Tensor]:
+    return [*given, *[otherwise] * (MOST_WEIGHTS - len(given))]

@@ -1,0 +1,171 @@
+"""A program: the one-token pass of the unhooked model on tensors at fixed places, so that it can be replayed.
+
+Token ids, positions, mask, key-value cache and edits all lie in such tensors. Changing the plan changes their contents,
+not the program, so a sweep over doses or vectors makes one. On GPUs the pass is recorded as CUDA graphs; *compiled*
+programs run fused kernels in it.
+"""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerlab._kernels.availability import runs_kernels
+from steerlab._runtime.device_transfer import devices_of, memoised_transfers
+from steerlab._runtime.hooks import install_input_hook, install_output_hook
+from steerlab._runtime.model_state import remembered
+from steerlab.core._hook_points import HookPoint
+from steerlab.engines.lens._backends import attention_kernel, plain_points
+from steerlab.engines.lens._decode_attention import register
+from steerlab.engines.lens._edit_buffers import EditBuffers
+from steerlab.engines.lens._fixed_cache import FixedCache
+from steerlab.engines.lens._fusing import fuse_between, fuse_linears
+from steerlab.engines.lens._hooking import find_hook_point
+from steerlab.engines.lens._recording import RecordedTransfers, Recording
+from steerlab.engines.lens._unhooked_model import UnhookedModel
+
+_KEPT_PROGRAMS = 8
+
+
+@dataclass(frozen=True)
+class ProgramKey:
+    """What a program is made for; anything else is data.
+
+    Attributes:
+        n_rows: rows of the batch.
+        capacity: tokens that a row can hold.
+        edited: the edited hook points, each with the number of terms of each edit there.
+        is_compiled: whether its kernels are fused.
+    """
+
+    n_rows: int
+    capacity: int
+    edited: tuple[tuple[HookPoint, tuple[int, ...]], ...]
+    is_compiled: bool
+
+
+class Program:
+    """One decoding step with its tensors.
+
+    Args:
+        bridge: the TransformerBridge.
+        key: what it is made for.
+
+    Attributes:
+        tokens: the token of each row that comes next, shape [rows, 1].
+        counts: tokens that each row has run, shape [rows, 1].
+        mask: 1 where a slot of the cache holds a token of the row, or will, shape [rows, capacity].
+        cache: the key-value cache.
+        buffers: the edits at each hook point.
+        user: gives the rows that run on it, if they are alive.
+    """
+
+    def __init__(self, bridge: Any, key: ProgramKey) -> None:
+        self.key = key
+        self.unhooked = UnhookedModel(bridge.original_model)
+        self.devices = _in_order(self.unhooked.model)
+        self.device = self.devices[0]
+        self.cache: Any = FixedCache(
+            bridge.original_model.config.get_text_config(), key.capacity, writes_by_kernel=not key.is_compiled
+        )
+        self.tokens = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
+        self.counts = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
+        self.mask = torch.zeros(key.n_rows, key.capacity, dtype=torch.long, device=self.device)
+        self.user: Callable[[], Any] = lambda: None
+        self._index = {d: torch.zeros(key.n_rows, 1, dtype=torch.long, device=d) for d in self.devices}
+        self.buffers = {point: self._buffers_at(bridge, point, n_terms) for point, n_terms in key.edited}
+        self._transfers = RecordedTransfers()
+        self._blocks = [self.unhooked.of(block) for block in bridge.blocks]
+        self._recording: Recording | None = None
+        attention = attention_kernel(bridge, "sdpa")
+        has_kernels = runs_kernels(self.tokens)
+        self.unhooked.set_attention(register() if has_kernels and attention == "sdpa" else attention)
+        if has_kernels:
+            fuse_linears(self.unhooked.model)
+        if has_kernels and not key.is_compiled:  # a compiler does this by itself
+            fuse_between(self.unhooked.model)
+        self._forward: Any = self._call_model
+        if key.is_compiled:
+            self._forward = torch.compile(_with_unique_code(self._call_model), fullgraph=True, dynamic=False)
+
+    def _buffers_at(self, bridge: Any, point: HookPoint, n_terms: tuple[int, ...]) -> EditBuffers:
+        name = find_hook_point(bridge, point.name).name
+        module = self.unhooked.of(plain_points(bridge)[name])
+        index = self._index[next(module.parameters()).device]
+        buffers = EditBuffers(n_terms, self.key.n_rows, self.key.capacity, bridge.cfg.d_model, index)
+        install = install_input_hook if name.endswith("hook_in") else install_output_hook
+        install(module, buffers)
+        return buffers
+
+    def at(self, index: int, has_ended: Tensor) -> None:
+        """States that the coming step runs each row's generated token of this index, rows that have ended left out.
+
+        Args:
+            index: the first generated token is 0.
+            has_ended: shape [rows, 1].
+        """
+        for place in self._index.values():
+            place.copy_(torch.where(has_ended, -1, index))
+
+    def step(self) -> Tensor:
+        """Runs the pass on what its tensors hold; the logits are valid until the next step."""
+        if self.device.type == "cuda":
+            self._recording = self._recording or self._record()
+            logits = self._recording.replay()
+        else:
+            logits = self._pass()
+        self.counts += 1
+        self.cache.advance(1)
+        return logits
+
+    def _pass(self) -> Tensor:
+        return self._forward(self.tokens, self.counts, self.mask)
+
+    def _call_model(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        output = self.unhooked.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits
+
+    def _record(self) -> Recording:
+        counted = [t for b in self.buffers.values() for t in (b.edited, b.changes)]
+        saved = [tensor.clone() for tensor in counted]
+
+        def restore() -> None:
+            for tensor, value in zip(counted, saved, strict=True):
+                tensor.copy_(value)
+
+        with memoised_transfers(self.unhooked.model, self._blocks, self._transfers):
+            return Recording(self._pass, self.devices, self._transfers, restore)
+
+
+def program_for(bridge: Any, key: ProgramKey) -> Program:
+    """The program for a key, made once; the least recently used ones are dropped."""
+    kept: dict[ProgramKey, Program] = remembered(bridge, "programs", dict)
+    program = kept.pop(key, None) or Program(bridge, key)
+    kept[key] = program
+    while len(kept) > _KEPT_PROGRAMS:
+        kept.pop(next(iter(kept)))
+    return program
+
+
+def _in_order(model: Any) -> list[torch.device]:
+    """The devices of a model, that of its embedding first."""
+    first = model.get_input_embeddings().weight.device
+    return [first, *(device for device in devices_of(model) if device != first)]
+
+
+def _with_unique_code(method: Any) -> Any:
+    """The method with a code object of its own, so that no other program's compiled code is found under it."""
+    function = method.__func__
+    code = function.__code__.replace(co_name=f"{function.__name__}_{id(method.__self__):x}")
+    copied = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    return types.MethodType(copied, method.__self__)

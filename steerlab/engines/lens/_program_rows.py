@@ -1,0 +1,176 @@
+"""Rows on a program: the prompt runs on the fast backend, every further token as a replay."""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerlab._runtime.capturing import plan_hooks
+from steerlab._runtime.hooks import alone
+from steerlab._runtime.model_state import remembered
+from steerlab._runtime.rows import Rows, left_padded
+from steerlab._runtime.step import Step, running
+from steerlab.core._hook_points import HookPoint
+from steerlab.core.errors import InputError
+from steerlab.engines.lens._backends import FastBackend
+from steerlab.engines.lens._fast_comparison import resembles
+from steerlab.engines.lens._fixed_cache import fits
+from steerlab.engines.lens._program import ProgramKey, program_for
+from steerlab.steering._run import PlanRun
+from steerlab.steering.operators._add import add
+from steerlab.steering.operators._edit import Edit
+from steerlab.steering.plan import Plan
+from steerlab.steering.positions._rows import RowPositions
+from steerlab.steering.positions._sets import All
+from steerlab.steering.vectors import SteeringVector
+
+CAPACITY_STEP = 64
+_PROMPTS, _NEXT = ((1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)), ((12, 13), (14, 15), (16, 17))
+
+
+class ProgramRows:
+    """Rows whose prompt runs on the unhooked model and whose every further token runs a program.
+
+    Args:
+        bridge: the TransformerBridge.
+        run: the plan at work.
+        prompt_lens: prompt length of each row.
+        max_new_tokens: tokens that may follow.
+        is_compiled: whether the program's kernels are fused.
+    """
+
+    can_narrow = False
+
+    def __init__(
+        self, bridge: Any, run: PlanRun, prompt_lens: Sequence[int], max_new_tokens: int, *, is_compiled: bool
+    ) -> None:
+        self.run, self.prompt_lens, self.max_new_tokens = run, list(prompt_lens), max_new_tokens
+        self._at = {point: _edits_at(run.plan, point) for point in run.plan.hook_points}
+        edited = tuple((point, tuple(len(e.terms()) for _, e in edits)) for point, edits in self._at.items())
+        capacity = _capacity(max(prompt_lens) + max_new_tokens)
+        self.program = program_for(bridge, ProgramKey(len(self.prompt_lens), capacity, edited, is_compiled))
+        self.program.user = weakref.ref(self)  # rows know the bridge, and programs outlive it otherwise
+        self.device = self.program.device
+        self.backend = FastBackend(bridge)
+        self._lens = torch.tensor(self.prompt_lens, device=self.device)
+        self._n_steps = 0
+        self._is_foreseen = run.is_foreseen
+        for point, buffers in self.program.buffers.items():
+            buffers.fill([edit for _, edit in self._at[point]])
+
+    def extend(self, ids: Tensor, valid: Tensor, *, keep: int = 0) -> Tensor:
+        """Runs the prompts, left-padded; once, before any step."""
+        program = self.program
+        program.cache.clear()
+        ids, valid = ids.to(self.device), valid.to(self.device)
+        width = ids.shape[1]
+        positions = valid.cumsum(dim=-1) - 1
+        tokens = RowPositions(positions.masked_fill(~valid, -1), self._lens, token_ids=ids)
+        program.mask.fill_(1)
+        program.mask[:, :width] = valid.long()
+        program.counts[:, 0] = valid.sum(dim=-1)
+        self.run.begin(tokens)
+        with self.backend.attached(plan_hooks(self.run)), running(Step(tokens, 0, torch.arange(len(ids)))):
+            output = self.backend.model(
+                input_ids=ids,
+                attention_mask=program.mask,
+                past_key_values=program.cache,
+                use_cache=True,
+                position_ids=positions.clamp_min(0),
+                logits_to_keep=keep,
+            )
+        program.cache.advance(width)
+        if self._is_foreseen and self.max_new_tokens > 1:
+            after = torch.arange(self.max_new_tokens - 1, device=self.device)
+            self._place(self.run.begin(RowPositions(self._lens[:, None] + after, self._lens)), 0)
+        return output.logits[:, -keep:]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Runs one token per row; a negative id means that the row has ended."""
+        program = self.program
+        if program.user() is not self:
+            raise InputError(
+                "Another generation of this shape has begun since this stream's last piece, and both use one program's "
+                "tensors; finish one first, or stream with engine='fast'."
+            )
+        fed = tokens.to(self.device)[:, None]
+        program.tokens.copy_(fed.clamp_min(0))
+        if program.buffers:
+            program.at(self._n_steps, fed < 0)
+            if not self._is_foreseen:
+                ran = RowPositions(program.counts.masked_fill(fed < 0, -1), self._lens, token_ids=fed.clamp_min(0))
+                self._place(self.run.begin(ran), self._n_steps)
+        self._n_steps += 1
+        return program.step()
+
+    def _place(self, rows: RowPositions, first: int) -> None:
+        """States which of these generated tokens the edits reach, and how strongly."""
+        for point, buffers in self.program.buffers.items():
+            for k, (_, edit) in enumerate(self._at[point]):
+                factors = edit.factors(rows)
+                strength = edit.scale if factors is None else edit.scale * factors
+                buffers.place(k, first, self.run.selects(edit, rows), strength)
+
+    def narrow(self, kept: Tensor) -> None:
+        """Never called: the batch of a program is fixed."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Hands the program's counts to the plan's run."""
+        for point, buffers in self.program.buffers.items():
+            for k, (index, _) in enumerate(self._at[point]):
+                self.run.add_counts(index, buffers.edited[k], buffers.changes[k])
+
+
+def _edits_at(plan: Plan, point: HookPoint) -> list[tuple[int, Edit]]:
+    return [(index, edit) for index, edit in enumerate(plan) if edit.hook_point == point]
+
+
+def _capacity(needed: int) -> int:
+    """Tokens that a row of a program can hold: few different ones, so that calls of similar lengths share a program."""
+    step = max(CAPACITY_STEP, 1 << (needed.bit_length() - 3))
+    return -(-needed // step) * step
+
+
+def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
+    """Why no program can be made for this model and plan, in a sentence; None if one can."""
+    model = bridge.original_model
+    if is_compiled and len({parameter.device for parameter in model.parameters()}) > 1:
+        return "The model is spread over several devices."
+    if not fits(model.config.get_text_config()):
+        return "The model keeps more than keys and values of attention."
+    without = next((edit.operator for edit in plan if not edit.operator.has_formula), None)
+    if without is not None:
+        return f"Edits of a program share one form, and {without} states no terms."
+    if any(point.site == "resid_mid" for point in plan.hook_points):
+        return "The plan edits resid_mid."
+    different = remembered(bridge, "program difference", lambda: _difference(bridge))
+    return None if different is None else f"A short comparison on this model found {different}."
+
+
+@torch.no_grad()
+def _difference(bridge: Any) -> str | None:
+    """What a program, not compiled, gives otherwise than the fast backend on this model, in words."""
+    backend, lens = FastBackend(bridge), [len(prompt) for prompt in _PROMPTS]
+    ids, valid = left_padded(_PROMPTS)
+    try:
+        runs = [PlanRun(_trial(bridge), len(lens)) for _ in range(2)]
+        ours = ProgramRows(bridge, runs[0], lens, 1 + len(_NEXT), is_compiled=False)
+        plain = Rows(backend.model, runs[1], lens)
+        with alone(backend.model):
+            found = [ours.extend(ids, valid, keep=1), *(ours.step(torch.tensor(next_)).clone() for next_ in _NEXT)]
+        with backend.attached(plan_hooks(runs[1])):
+            wanted = [plain.extend(ids, valid, keep=1), *(plain.step(torch.tensor(next_)) for next_ in _NEXT)]
+    except Exception as error:  # foreign code, which may fail in any way; the fast engine then runs
+        return f"that {type(error).__name__} is raised: {error}"
+    is_same = all(map(resembles, found, wanted))
+    return None if is_same else "other logits than the fast engine's"
+
+
+def _trial(bridge: Any) -> Plan:
+    """A plan with an edit in the middle of the model, at every position."""
+    layer = bridge.cfg.n_layers // 2
+    values = torch.randn(bridge.cfg.d_model, generator=torch.Generator().manual_seed(0))
+    return Plan(add(SteeringVector.from_tensor(values, layer=layer), coef=1.0, where=All()))

@@ -1,0 +1,111 @@
+"""A pass recorded as CUDA graphs: one for each stretch of layers on one device, with copies between them."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerlab._runtime.device_transfer import Transfers, pack, unpack
+
+_WARM_UPS = 2
+
+
+class RecordedTransfers(Transfers):
+    """Transfers that end one graph of the recording under way and begin the next.
+
+    Attributes:
+        recording: under way, if one is.
+    """
+
+    recording: "Recording | None" = None
+
+    def send(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """See `Transfers.send`."""
+        return super().send(tensors, device) if self.recording is None else self.recording.cross(tensors, device)
+
+
+class Recording:
+    """A function of tensors at fixed places, run once and then replayed.
+
+    Args:
+        work: what to record; it leaves its inputs and results where they are.
+        devices: all that it runs on, the first one first.
+        transfers: by which it goes from one to the next.
+        restore: undoes what a run of `work` changed.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Tensor],
+        devices: Sequence[torch.device],
+        transfers: RecordedTransfers,
+        restore: Callable[[], None],
+    ) -> None:
+        self._steps: list[Callable[[], Any]] = []
+        self._kept: list[Tensor] = []
+        with _streams_on(devices):
+            for _ in range(_WARM_UPS):
+                work()
+                restore()
+            self._begin(devices[0])
+            transfers.recording = self
+            try:
+                self.result = work()
+            finally:
+                transfers.recording = None
+                self._end()
+            restore()
+
+    def replay(self) -> Tensor:
+        """Runs it again; the result is valid until the next time."""
+        for step in self._steps:
+            step()
+        return self.result
+
+    def cross(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Copies of tensors on a device, on which the recording goes on.
+
+        Raises:
+            RuntimeError: if the tensors are not where the recording is.
+        """
+        here = torch.device("cuda", torch.cuda.current_device())
+        if any(tensor.device != here for tensor in tensors):
+            raise RuntimeError(f"A pass on {here} takes tensors of another device along to {device}.")
+        packed = pack(tensors)
+        self._end()
+        moved = torch.empty_like(packed, device=device)
+        self._kept += [packed, moved]
+        self._steps.append(lambda: moved.copy_(packed, non_blocking=True))
+        self._begin(device)
+        return unpack(moved, tensors)
+
+    def _begin(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(capture_error_mode="thread_local")
+
+    def _end(self) -> None:
+        self._graph.capture_end()
+        self._steps.append(self._graph.replay)
+
+
+@contextmanager
+def _streams_on(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Runs the body on a new stream of each device, after all earlier work and before all later; nothing is freed."""
+    _wait(devices)
+    gc.collect()
+    with ExitStack() as stack:
+        stack.callback(gc.enable if gc.isenabled() else gc.disable)
+        gc.disable()
+        for device in reversed(devices):
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+        stack.callback(_wait, devices)
+        yield
+
+
+def _wait(devices: Sequence[torch.device]) -> None:
+    for device in devices:
+        torch.cuda.synchronize(device)

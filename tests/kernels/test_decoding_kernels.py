@@ -1,0 +1,127 @@
+"""Kernels of a pass over one token per row: against torch, by Triton's interpreter or on a GPU; compiled for one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed here")
+
+CODE = """
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from steerlab._kernels import attention, elementwise, greedy, linear as maps, rotary
+from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
+
+DEVICE = "{device}"
+if DEVICE == "cpu":
+    for module in (attention, elementwise, maps, rotary):
+        module.runs_kernels = lambda rows: rows.stride(-1) == 1
+torch.manual_seed(0)
+
+
+def random(*shape, dtype=torch.float16):
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def close(found, wanted, atol):
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found.float(), wanted.float(), atol=atol, rtol=atol)
+
+
+sizes = (64, 32, 48)
+weights, biases = [random(n, 512) / 20 for n in sizes], [random(n) for n in sizes]
+for n_rows in (1, 5, 17):
+    rows = random(n_rows, 1, 512)
+    for added in (biases, [None] * 3):
+        for n in (1, 2, 3):
+            assert maps.can_map(rows, weights[:n], added[:n])
+            for found, w, b in zip(maps.linear_maps(rows, weights[:n], added[:n]), weights, added):
+                close(found, linear(rows.float(), w.float(), None if b is None else b.float()), 1e-2)
+assert not maps.can_map(random(33, 512), weights, biases)
+assert not maps.can_map(random(1, 512, dtype=torch.float32), weights, biases)
+assert not maps.can_map(rows, [random(40, 512)], [None])
+
+shapes = ((2, 8, 2, 70, 32, 32), (1, 4, 1, 600, 80, 64), (3, 4, 4, 64, 16, 16))
+for n_rows, n_heads, n_keys, n_slots, d_key, d_value in shapes:
+    query, keys = random(n_rows, n_heads, 1, d_key), random(n_rows, n_keys, n_slots, d_key)
+    values = random(n_rows, n_keys, n_slots, d_value)
+    masks = [torch.rand(n, 1, 1, n_slots, device=DEVICE) < 0.5 for n in (1, n_rows)]
+    for mask in (None, *masks):
+        assert attention.can_attend(query, keys, values, mask)
+        found = attention.attend(query, keys, values, mask, 0.2)
+        shared = [x.float().repeat_interleave(n_heads // n_keys, 1) for x in (keys, values)]
+        wanted = scaled_dot_product_attention(query.float(), *shared, attn_mask=mask, scale=0.2)
+        close(found, wanted.transpose(1, 2), 5e-3)
+hidden = torch.zeros(3, 1, 1, 64, dtype=torch.bool, device=DEVICE)
+assert not attention.attend(query, keys, values, hidden, 0.2).any()
+
+for dtype, atol in ((torch.float32, 2e-6), (torch.float16, 2e-3)):
+    query, key = (random(3, 1, n * 32, dtype=dtype).view(3, 1, n, 32).transpose(1, 2) for n in (8, 2))
+    for n_angles in (3, 1):
+        cos, sin = (random(n_angles, 1, 32, dtype=dtype) for _ in range(2))
+        assert rotary.can_rotate(query, key, cos, sin)
+        for found, wanted in zip(rotary.rotate(query, key, cos, sin), apply_rotary_pos_emb(query, key, cos, sin)):
+            close(found, wanted, 4 * atol)
+    norm = LlamaRMSNorm(48).to(DEVICE, dtype).requires_grad_(False)
+    norm.weight.normal_()
+    rows = random(3, 1, 48, dtype=dtype)
+    assert elementwise.can_normalise(rows, norm.weight)
+    close(elementwise.rms_norm(rows, norm.weight, norm.variance_epsilon), norm(rows), atol)
+    gate, value = random(3, 1, 2000, dtype=dtype).split(1000, dim=-1)
+    close(elementwise.silu_gate(gate, value), silu(gate) * value, atol)
+    value, slot = random(3, 2, 1, 24, dtype=dtype), torch.tensor([5], device=DEVICE)
+    caches, wanted = ([torch.zeros(3, 2, 9, d, dtype=dtype, device=DEVICE) for d in (32, 24)] for _ in range(2))
+    assert elementwise.can_write(key, value, *caches)
+    elementwise.write(key, value, *caches, slot)
+    for cache, plain, new in zip(caches, wanted, (key, value)):
+        assert torch.equal(cache, plain.index_copy_(2, slot, new))
+
+for width in (5, 4096, 10000):
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = random(6, width, dtype=torch.float32).mul(4).to(dtype)
+        logits[1, ::2], logits[2, 3], logits[3, 2], logits[4] = -torch.inf, torch.nan, torch.inf, -torch.inf
+        logits[5] = logits[5].round()  # ties
+        tokens, log_probs, is_finite = greedy.most_probable(logits)
+        assert torch.equal(~is_finite, rows_not_finite(logits))
+        for row in (0, 1, 5):
+            first = (logits[row] == logits[row].max()).nonzero()[0, 0]
+            assert tokens[row] == first
+        close(log_probs[[0, 1, 5]], chosen_log_probs(logits, tokens)[[0, 1, 5]], 1e-5)
+print("all decoding kernels agree")
+"""
+
+
+def test_decoding_kernels_agree_with_torch():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    code = CODE.format(device="cpu")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "all decoding kernels agree" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_decoding_kernels_agree_with_torch(capsys):
+    exec(compile(CODE.format(device="cuda"), "kernels", "exec"), {})
+    assert "agree" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_decoding_kernels_compile_for_a_gpu_and_spill_nothing_to_speak_of(monkeypatch):
+    """The interpreter takes Python that the compiler does not."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import kernel_registers
+
+    tried = {}
+    for kernel, dtype, constants, warps in kernel_registers.decoding_variants():
+        if kernel.__name__ not in tried:
+            registers, spilled = kernel_registers.assembled(kernel, dtype, constants, warps, capability=90)
+            tried[kernel.__name__] = registers
+            assert spilled <= 32
+    assert len(tried) >= 8
