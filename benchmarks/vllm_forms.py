@@ -7,6 +7,7 @@ attention in full float32. So every operator, option, kind of positions, site an
 nats, as on a CPU. TF32, which Triton uses by default, would hide faults smaller than 3e-3.
 """
 
+import argparse
 import inspect
 import os
 import sys
@@ -22,6 +23,7 @@ from vllm_steering import make_plugin_visible
 
 def main() -> None:
     """Runs every test once; the exit status says whether all held."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     os.environ["TRITON_F32_DEFAULT"] = "ieee"
     os.environ["VLLM_PLUGINS"] = "steerlab"
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
