@@ -8,6 +8,7 @@ items is the mean of the groups' means, which the methods are given. Each figure
 whose interval covers 0, with the median width.
 """
 
+import argparse
 import itertools
 from collections.abc import Callable
 
@@ -63,6 +64,7 @@ METHODS = {"percentile": percentile, "BCa": bca, "studentised": studentised, "St
 
 def main() -> None:
     """Prints the table of docs/nulls.md."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rng = np.random.default_rng(0)
     print("| items | groups | " + " | ".join(METHODS) + " |\n" + "| --- " * (2 + len(METHODS)) + "|")
     for kind, groups in itertools.product(DRAWS, (4, 9, 20)):

@@ -9,6 +9,7 @@ condition is compared within 1e-4 nats, as on a CPU. TF32, which Triton uses by 
 3e-3. Needs what the tests need: pytest and hypothesis.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -28,6 +29,8 @@ ON_A_GPU = {
 
 def main() -> int:
     """Runs the tests; the exit status says whether all held."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _, given = parser.parse_known_args()
     os.environ["TRITON_F32_DEFAULT"] = "ieee"
     os.environ["VLLM_PLUGINS"] = "steerlab"
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
@@ -41,7 +44,7 @@ def main() -> int:
         card = torch.cuda.get_device_name()
         os.environ["STEERLAB_TEST_VLLM"] = json.dumps(ON_A_GPU)
     print(card, flush=True)
-    options = ["-p", "no:cacheprovider", "-q", "-rA", "--durations=5", *sys.argv[1:]]
+    options = ["-p", "no:cacheprovider", "-q", "-rA", "--durations=5", *given]
     return pytest.main([str(ROOT / "tests/vllm/test_forms.py"), f"--rootdir={ROOT}", *options])
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 
 import steerlab as sl
 from steerlab._cli.console import say, show_table
+from steerlab.experiment._wording import in_figures
 
 STYLES = {
     "effect": "bold green",
@@ -24,7 +25,7 @@ def show_effect(effect: sl.Effect) -> None:
     table = effect.by_dose()
     say()
     rows = [
-        [f"{dose:+g}", f"{value:+.3f}", f"{ratio:.3f}", "yes" if fitted else "no"]
+        [f"{dose:+g}", in_figures(value, "+", 3), f"{ratio:.3f}", "yes" if fitted else "no"]
         for dose, value, ratio, fitted in zip(table.dose, table.value, table.ppl_ratio, table.fitted, strict=True)
     ]
     show_table([axis, metric, "perplexity ratio", "fitted"], rows, text_columns=0)
@@ -33,9 +34,10 @@ def show_effect(effect: sl.Effect) -> None:
     for arm in effect.nulls().to_dict(orient="records"):
         if arm["family"] in FAMILIES:
             found = f"null rank         {arm['rank']:.3f} against {arm['draws']} {FAMILIES[arm['family']]}"
-            say(f"{found} (largest |slope| {arm['largest_size']:.2f}, the vector's {abs(effect.rank_slope):.2f})")
+            largest, own = in_figures(arm["largest_size"]), in_figures(abs(effect.rank_slope))
+            say(f"{found} (largest |slope| {largest}, the vector's {own})")
         elif arm["family"] == "wrong_layer":
-            say(f"wrong layer       slope {arm['mean_slope']:+.2f}, shown and not ranked")
+            say(f"wrong layer       slope {in_figures(arm['mean_slope'], '+')}, shown and not ranked")
     say(f"verdict           {effect.verdict}", style=STYLES[effect.verdict])
     for reason in effect.reasons:
         say(f"  · {reason}")
@@ -45,19 +47,20 @@ def _show_slope(effect: sl.Effect) -> None:
     if math.isnan(effect.slope):
         say("slope             none: fewer than two doses stay within the cost bound")
         return
-    say(f"slope             {effect.slope:+.2f} per unit {effect.settings.axis}")
+    say(f"slope             {in_figures(effect.slope, '+')} per unit {effect.settings.axis}")
     low, high = effect.ci
     interval = (
         "none: all prompts share one group"
         if math.isnan(low)
-        else f"{low:+.2f} to {high:+.2f}, by Student's t over groups of prompts"
+        else f"{in_figures(low, '+')} to {in_figures(high, '+')}, by Student's t over groups of prompts"
     )
     say(f"{f'{effect.settings.level:.0%} interval':<17} {interval}")
     if not math.isnan(effect.margin):
-        ends = "none" if math.isnan(effect.equivalence_ci[0]) else "{:+.2f} to {:+.2f}".format(*effect.equivalence_ci)
-        say(f"margin            ±{effect.margin:.2f}; {2 * effect.settings.level - 1:.0%} interval {ends}")
+        inner = " to ".join(in_figures(end, "+") for end in effect.equivalence_ci)
+        ends = "none" if math.isnan(effect.equivalence_ci[0]) else inner
+        say(f"margin            ±{in_figures(effect.margin)}; {2 * effect.settings.level - 1:.0%} interval {ends}")
     if math.isfinite(effect.detectable):
-        say(f"detectable        {effect.detectable:.2f} in 80 % of such runs")
+        say(f"detectable        {in_figures(effect.detectable)} in 80 % of such runs")
     say(f"anti-steerable    {effect.anti_steerable:.0%} of {len(effect.item_slopes)} prompts")
 
 

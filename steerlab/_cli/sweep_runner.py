@@ -21,6 +21,7 @@ from steerlab._cli.options import Position
 from steerlab._cli.spec import ExperimentSpec, PlanSpec, VectorSpec, positions_of
 from steerlab._cli.sweep_spec import GridSpec, Sweep, doses_of
 from steerlab.core._hook_points import check_site
+from steerlab.experiment._wording import in_figures
 from steerlab.experiment.scaling import (
     EngineRecipe,
     RayWorkers,
@@ -234,7 +235,12 @@ def _show(result: SweepResult) -> None:
 
 def _figures(row: dict[Any, Any]) -> list[str]:
     ranked = "" if math.isnan(row["null_rank"]) else f"{row['null_rank']:.3f}"
-    return [f"{row['slope']:+.2f}", f"{row['low']:+.2f} {row['high']:+.2f}", ranked, row["verdict"]]
+    return [
+        in_figures(row["slope"], "+"),
+        f"{in_figures(row['low'], '+')} {in_figures(row['high'], '+')}",
+        ranked,
+        row["verdict"],
+    ]
 
 
 def _varied(summary: pd.DataFrame) -> list[str]:

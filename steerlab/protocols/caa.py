@@ -15,6 +15,7 @@ from steerlab.core._numbers import check_flag, check_number
 from steerlab.core.errors import DataError
 from steerlab.experiment._store.plans import resolved
 from steerlab.experiment._store.run import Run
+from steerlab.experiment._wording import with_ends
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
 from steerlab.measures.intervals import cluster_t_mean
@@ -197,7 +198,7 @@ def _sentences(table: pd.DataFrame, factors: Sequence[float]) -> tuple[str, ...]
         best: Any = part.loc[part.change.idxmax()]
         found.append(
             f"{behaviour}: from multiplier {factors[0]:g} to {factors[-1]:g} the matching answer gains most at layer "
-            f"{best.layer}, {best.change:+.3f} [{best.change_low:+.3f}, {best.change_high:+.3f}] of probability; the "
+            f"{best.layer}, {with_ends(best.change, best.change_low, best.change_high)} of probability; the "
             "best of several layers looks better than it is."
         )
     return tuple(found)

@@ -15,6 +15,7 @@ from steerlab.core.engine import Engine
 from steerlab.core.errors import DataError, InputError
 from steerlab.experiment._store.plans import resolved
 from steerlab.experiment._store.run import Run
+from steerlab.experiment._wording import with_ends
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.cost import perplexities
 from steerlab.experiment.measurements.protocols import ProtocolResult
@@ -218,7 +219,7 @@ def _sentences(table: pd.DataFrame, best: Sequence[str]) -> tuple[str, ...]:
         f"The most accurate heads of the halves are {' and '.join(best)}.",
         f"Without steering MC1 is {base.mc1:.3f} and MC2 {base.mc2:.3f}.",
         f"Of the shifted models MC2 is highest with {top['heads']:.0f} heads and α = {top.alpha:g}: {top.mc2:.3f}, a "
-        f"change of {top.mc2_change:+.3f} [{top.mc2_change_low:+.3f}, {top.mc2_change_high:+.3f}], with the perplexity "
+        f"change of {with_ends(top.mc2_change, top.mc2_change_low, top.mc2_change_high)}, with the perplexity "
         f"of ordinary text ×{top.ppl_ratio:.2f}; the best of {len(steered)} looks better than it is.",
     ]
     return tuple(found)

@@ -12,6 +12,7 @@ from steerlab.core._hook_points import resolve_layers
 from steerlab.core._numbers import check_flag, shown
 from steerlab.core.errors import InputError
 from steerlab.experiment._store.run import Run
+from steerlab.experiment._wording import in_figures, with_ends
 from steerlab.experiment.experiment import Experiment
 from steerlab.experiment.measurements.protocols import ProtocolResult
 from steerlab.measures.intervals import cluster_t_mean, least_squares_slopes
@@ -189,9 +190,10 @@ def explained_share(values: np.ndarray, groups: Sequence[str]) -> float:
 
 def _sentences(table: pd.DataFrame) -> tuple[str, ...]:
     return tuple(
-        f"{row['behaviour']}, {row['prompt']} prompt: {row['steerability']:+.3f} nats per multiplier "
-        f"[{row['steerability_low']:+.3f}, {row['steerability_high']:+.3f}], standard deviation over items "
-        f"{row['sd_items']:.3f}, {row['anti_steerable']:.0%} of {row['items']} items anti-steerable."
+        f"{row['behaviour']}, {row['prompt']} prompt: "
+        f"{with_ends(row['steerability'], row['steerability_low'], row['steerability_high'])} nats per multiplier, "
+        f"standard deviation over items {in_figures(row['sd_items'], places=3)}, "
+        f"{row['anti_steerable']:.0%} of {row['items']} items anti-steerable."
         for row in table.to_dict("records")
     )
 

@@ -4,6 +4,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from steerlab.core._hashing import content_hash
@@ -16,6 +17,7 @@ from steerlab.display import Facts, Piece, Shown, Table
 from steerlab.steering._finite_range import check_finite_range
 from steerlab.steering.conflicts import check_conflicts
 from steerlab.steering.operators import operator_from_json
+from steerlab.steering.operators._base import Operator
 from steerlab.steering.operators._edit import Edit
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions import condition as conditions
@@ -339,11 +341,11 @@ def _warn_of_origin(
 
 def vector_json(vector: SteeringVector) -> dict[str, Any]:
     """A vector with its card as JSON."""
-    return {
-        "hook_point": vector.hook_point.name,
-        "values": pack(vector.values),
-        "card": vector.card.to_json(),
-    }
+    return {"values": pack(vector.values), **_origin_json(vector)}
+
+
+def _origin_json(vector: SteeringVector) -> dict[str, Any]:
+    return {"hook_point": vector.hook_point.name, "card": vector.card.to_json()}
 
 
 def vector_from_json(stored: dict[str, Any]) -> SteeringVector:
@@ -357,6 +359,7 @@ def _edit_json(edit: Edit) -> dict[str, Any]:
         "norm": edit.norm,
         "schedule": None if edit.schedule is None else edit.schedule.to_json(),
         "when": None if edit.when is None else edit.when.to_json(),
+        "others": {role: _origin_json(vector) for role, vector in edit.operator.others.items()} or None,
     }
     return {
         "operator": edit.operator.to_json(),
@@ -371,7 +374,7 @@ def _edit_from_json(data: dict[str, Any]) -> Edit:
     vector = vector_from_json(data["vector"])
     schedule, when = data.get("schedule"), data.get("when")
     return Edit(
-        operator_from_json(data["operator"], vector.hook_point),
+        _with_origins(operator_from_json(data["operator"], vector.hook_point), data.get("others", {})),
         vector,
         positions.from_json(data["where"]),
         scale=data["scale"],
@@ -380,3 +383,16 @@ def _edit_from_json(data: dict[str, Any]) -> Edit:
         schedule=None if schedule is None else schedules.from_json(schedule),
         when=None if when is None else conditions.from_json(when),
     )
+
+
+def _with_origins(operator: Operator, origins: dict[str, Any]) -> Operator:
+    """The operator with names, cards and hook points of its further vectors, which its own description leaves out."""
+    known = {entry.name for entry in fields(operator)} if is_dataclass(operator) else set()
+    told = {
+        role: SteeringVector(
+            vector.values, HookPoint.parse(origins[role]["hook_point"]), VectorCard.from_json(origins[role]["card"])
+        )
+        for role, vector in operator.others.items()
+        if role in known and role in origins
+    }
+    return replace(operator, **told) if told else operator  # pyright: ignore[reportArgumentType]  a dataclass

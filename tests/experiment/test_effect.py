@@ -96,6 +96,16 @@ def test_an_interval_around_zero_is_no_effect_only_if_it_is_narrow() -> None:
     assert make_effect([1.0, -0.9, 0.8, -0.7], nulls={"random": [3.0] * 20}).verdict == "no effect"
 
 
+def test_a_plan_that_does_nothing_has_no_effect() -> None:
+    effect = make_effect([0.0] * 4, nulls={"random": [0.0] * 20})
+    assert effect.verdict == "no effect"
+    assert "the plan edits nothing that reaches the metric" in effect.reasons[-2]  # before the caution of few groups
+    assert not any("±" in reason for reason in effect.reasons)
+    still = make_effect([0.0] * 4, nulls={"random": [1.0] * 20})
+    assert still.verdict == "no effect", "controls move the items, the vector does not"
+    assert any("lies inside ±1.00" in reason for reason in still.reasons)
+
+
 def test_costly_doses_enter_no_fit() -> None:
     effect = make_effect([2.0, 3.0], ratios={0.2: 1.6})
     assert effect.fitted_doses == DOSES[:-1]

@@ -86,6 +86,9 @@ def test_further_vectors_of_an_edit_are_named() -> None:
     assert [v.name for v in edit.vectors] == ["joy", "grief", "probe"]
     for part in ("along 'joy'", "toward 'grief'", "of 'probe'"):
         assert part in str(edit)
+    again = sl.Plan.from_json(sl.Plan(edit).to_json())
+    assert (again, str(again.edits[0])) == (sl.Plan(edit), str(edit))
+    assert [v.card for v in again.edits[0].vectors] == [v.card for v in edit.vectors]
 
 
 def test_effects_and_reports_name_vectors_made_elsewhere(tiny_llama_engine: sl.LensEngine, tmp_path: Path) -> None:

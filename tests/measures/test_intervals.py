@@ -27,6 +27,7 @@ def test_slopes_equal_scipy_for_uneven_doses():
     x, y = rng.normal(size=7), rng.normal(size=(5, 7))
     expected = [scipy.stats.linregress(x, row).slope for row in y]
     assert np.allclose(least_squares_slopes(x, y), expected)
+    assert (least_squares_slopes(x, np.full((3, len(x)), 0.1 + y[0, 0])) == 0).all()
 
 
 @pytest.mark.parametrize("x", [[0.3], [0.2, 0.2, 0.2]])

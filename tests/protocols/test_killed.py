@@ -7,10 +7,14 @@ from collections.abc import Callable
 import pytest
 
 import steerlab as sl
-from steerlab.protocols import ProtocolResult, caa, cast, iti, refusal, steerability
+from steerlab.protocols import Concept, ProtocolResult, axbench, caa, cast, iti, refusal, steerability
 from tests.protocols.data import BEGUN, ITEMS, THINGS, TRUTH
 
 HARMFUL, HARMLESS = ([f"{word} the {thing}" for thing in THINGS[:4]] for word in ("Hurt", "Feed"))
+CONCEPTS = [
+    Concept("joy", *[tuple((w, f"{said} day") for w in ("Where?", "Who?", "Why?")) for said in ("happy", "sad")])
+]
+SHORT = {"max_new_tokens": 2, "training": {"steps": 2, "validation": 0.5}}
 MANY = [[f"{word} the {thing}" for thing in THINGS] for word in ("Hurt", "Feed")]
 
 
@@ -33,6 +37,7 @@ class Fatal:
 RUNS: dict[str, Callable[[sl.Experiment], ProtocolResult]] = {
     "steerability": lambda exp: steerability(exp, {"runs": ITEMS}, layers=1, multipliers=[-1, 0, 1, 2]),
     "caa": lambda exp: caa(exp, {"runs": ITEMS}, layers=[1, 2], multipliers=[0, 1]),
+    "axbench": lambda exp: axbench(exp, CONCEPTS, ["Where?", "Who?"], layer=1, factors=[1.0], **SHORT),
     "cast": lambda exp: cast(exp, *MANY, BEGUN, layers=2, condition_layers=1),
     "iti": lambda exp: iti(exp, TRUTH, heads=[1, 2], alphas=[1.0], layers=[1], folds=2, texts=["the bread was stale"]),
     "refusal": lambda exp: refusal(

@@ -232,8 +232,9 @@ def test_equal_data_have_equal_hashes(targets):
         (5, "takes Targets, or records"),
         ([], "no records"),
         ([{"prompt": "a", "target": " b", "label": -1}], "no wanted completion"),
-        ([{"prompt": "a", "target": " b"}], "cannot be divided"),
-        (sl.ContrastPairs.from_lists(["a"], ["b"]), "row|record"),
+        ([{"prompt": "a", "target": " b"}], "Of 1 group .* another prompt of another group"),
+        ([{"prompt": p, "target": " b"} for p in "ac"], r"Of 2 groups .* 0\.2 .* or validation=0\.5"),
+        (sl.ContrastPairs.from_lists(["a"], ["b"]), "contrast pairs have none.*Targets, or records"),
     ],
 )
 def test_data_that_cannot_be_used(tiny_llama_engine, data, message):

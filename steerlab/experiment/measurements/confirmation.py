@@ -23,6 +23,7 @@ from steerlab.experiment._store.cell_engine import cell_engine_for
 from steerlab.experiment._store.looks import Look, Looks, content_hashes, prompt_hash
 from steerlab.experiment._store.results import finding_kind
 from steerlab.experiment._store.run import Run
+from steerlab.experiment._wording import in_figures, with_ends
 from steerlab.experiment.measurements._checks import check_targets
 from steerlab.experiment.measurements._item_values import item_values
 from steerlab.experiment.measurements._measurement import Measurement
@@ -121,8 +122,8 @@ class Confirmation(Shown):
 
     def __str__(self) -> str:
         ranks = "".join(f", rank {rank:.3f} against {family}" for family, rank in self.null_ranks.items())
-        figures = f"{self.metric} {self.gain:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
-        before = f" ({self.dev_gain:+.3f} on development items)" if self._is_comparable else ""
+        figures = f"{self.metric} {with_ends(self.gain, self.low, self.high)}"
+        before = f" ({in_figures(self.dev_gain, '+', 3)} on development items)" if self._is_comparable else ""
         line = f"{self.selection}: {figures} on {self.num_items} held-out items{before}{ranks}"
         return "\n".join([line, *self.notes])
 

@@ -19,7 +19,7 @@ from steerlab.experiment._store.cell_engine import cell_engine_for
 from steerlab.experiment._store.plans import resolved
 from steerlab.experiment._store.results import finding_kind
 from steerlab.experiment._store.run import Run
-from steerlab.experiment._wording import metric_label
+from steerlab.experiment._wording import in_figures, metric_label, with_ends
 from steerlab.experiment.measurements._item_values import item_values
 from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
@@ -76,8 +76,9 @@ class Interaction(Shown):
 
     def __str__(self) -> str:
         lines = [
-            f"{row['scale_a']:g} × a and {row['scale_b']:g} × b: {row['change']:+.3f}, expected "
-            f"{row['expected']:+.3f}, interaction {row['interaction']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+            f"{row['scale_a']:g} × a and {row['scale_b']:g} × b: {in_figures(row['change'], '+', 3)}, expected "
+            f"{in_figures(row['expected'], '+', 3)}, interaction "
+            f"{with_ends(row['interaction'], row['low'], row['high'])}"
             for row in self.table.to_dict("records")
             if row["scale_a"] != 0 and row["scale_b"] != 0
         ]

@@ -56,14 +56,10 @@ class JudgedTexts(Shown):
         return f"{len(self.texts)} texts, mean rating {means}, by {self.judge.model}, rubric {self.judge.rubric_hash}"
 
     def _pieces(self) -> Sequence[Piece]:
-        rows: Any = [
-            (
-                r["dose"],
-                r["rating"],
-                f"{figure(r['difference'])} {interval(r['difference_low'], r['difference_high'])}",
-                r["mass"],
-            )
-            for r in self.doses.to_dict("records")
+        doses: Any = self.doses
+        rows = [
+            (r.dose, r.rating, f"{figure(r.difference)} {interval(r.difference_low, r.difference_high)}", r.mass)
+            for r in doses.itertuples(index=False)
         ]
         return [
             Table(["dose", "mean rating", "difference", "mass"], rows),

@@ -28,6 +28,7 @@ from steerlab.experiment._store.looks import prompt_hashes
 from steerlab.experiment._store.results import finding_kind
 from steerlab.experiment._store.run import Run
 from steerlab.experiment._store.session import Session
+from steerlab.experiment._wording import in_figures
 from steerlab.experiment.measurements._item_values import item_values
 from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.cost import perplexity_ratio
@@ -125,9 +126,9 @@ class Selection(Shown):
         edge = f"; at {' and '.join(self.edges)}, so a better one may lie beyond the grid" if self.edges else ""
         bounds = ", ".join(f"{name} ≤ {bound:g}" for name, bound in self.subject_to.items()) or "no constraint"
         return (
-            f"{self.vector_name} at layer {self.layer}, dose {self.dose:g}: {self.metric} {self.gain:+.3f} on "
-            f"development items; best of {len(self.table)} tries, of which {int(self.table.satisfied.sum())} satisfy "
-            f"{bounds}{edge}"
+            f"{self.vector_name} at layer {self.layer}, dose {self.dose:g}: "
+            f"{self.metric} {in_figures(self.gain, '+', 3)} on development items; best of {len(self.table)} tries, "
+            f"of which {int(self.table.satisfied.sum())} satisfy {bounds}{edge}"
         )
 
 

@@ -21,7 +21,7 @@ from steerlab.experiment._store.cell_engine import cell_engine_for
 from steerlab.experiment._store.fingerprint import Fingerprint
 from steerlab.experiment._store.results import finding_kind
 from steerlab.experiment._store.run import Run
-from steerlab.experiment._wording import metric_label, number
+from steerlab.experiment._wording import metric_label, number, with_ends
 from steerlab.experiment.measurements._checks import check_doses, check_targets
 from steerlab.experiment.measurements._item_values import item_values
 from steerlab.experiment.measurements._measurement import Measurement
@@ -77,7 +77,7 @@ class Transfer(Shown):
 
     def __str__(self) -> str:
         doses = sorted(self.rows.dose.unique())
-        slope = f"{self.metric} {self.slope:+.3f} [{self.low:+.3f}, {self.high:+.3f}] per unit of dose"
+        slope = f"{self.metric} {with_ends(self.slope, self.low, self.high)} per unit of dose"
         where = f"from {doses[0]:g} to {doses[-1]:g} on {self.rows.item.nunique()} items, {self.model}"
         line = f"{slope}, {where}; falls on {self.anti_steerable:.0%} of them"
         return "\n".join([line, *self.notes])

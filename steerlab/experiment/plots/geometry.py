@@ -130,7 +130,7 @@ def describe_cosines(cosines: pd.DataFrame) -> str:
     parts = []
     for word, place in (("largest", int(values.argmax())), ("smallest", int(values.argmin()))):
         first, second = cosines.index[rows[place]], cosines.index[columns[place]]
-        parts.append(f"the {word} cosine is {number(values[place], '+.2f')} ({first} and {second})")
+        parts.append(f"the {word} cosine is {number(round(float(values[place]), 2), '+.2f')} ({first} and {second})")
     return f"Among {len(cosines)} vectors {parts[0]}; {parts[1]}."
 
 
@@ -164,4 +164,4 @@ def _are_layers(cosines: pd.DataFrame) -> bool:
 def _print_cosines(ax: Axes, cosines: pd.DataFrame) -> None:
     for (row, column), value in np.ndenumerate(cosines.to_numpy()):
         colour = "white" if abs(value) > 0.6 else "#222222"
-        ax.text(column, row, number(value, ".2f"), ha="center", va="center", color=colour, fontsize=7)
+        ax.text(column, row, number(round(float(value), 2), ".2f"), ha="center", va="center", color=colour, fontsize=7)

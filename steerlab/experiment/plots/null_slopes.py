@@ -62,7 +62,7 @@ def describe_null_slopes(effect: DoseFigures) -> str:
             ranked = effect.null_ranks.get(family, np.nan)
             rank = f", rank {ranked:.3f}" if np.isfinite(ranked) else ", shown but not ranked"
             draws = f"{len(slopes)} draws" if len(slopes) > 1 else "1 draw"
-            parts.append(f"{name}, {draws}, at most {slopes.abs().max():.2f}{rank}")
+            parts.append(f"{name}, {draws}, at most {number(slopes.abs().max(), '.2f')}{rank}")
     found = "; ".join(parts) or "no control arm was run"
     return (
         f"The vector's slope is {number(effect.rank_slope, '+.2f')}{_size(effect)}. Of the controls, in size: {found}."

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steerlab.core._characters import check_whole
 from steerlab.core._hashing import content_hash
-from steerlab.core._numbers import as_list, as_number, shown
+from steerlab.core._numbers import as_list, as_number, plain, shown
 from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError
 from steerlab.measures.ratings import AGGREGATES
@@ -176,7 +176,10 @@ def scale_of(scale: Any) -> tuple[tuple[str, ...], tuple[float, ...]]:
     labels = list(scale) if isinstance(scale, Mapping) else as_list(scale, ordered=True)
     if isinstance(scale, str) or labels is None or len(labels) < 2:
         raise InputError(f"scale is two or more labels, e.g. ('0', '1', '2'), got {shown(scale)}.")
-    if not all(isinstance(label, str) and label.strip() for label in labels) or len(set(labels)) < len(labels):
+    if not all(isinstance(label, str) for label in labels):
+        texts = tuple(label if isinstance(label, str) else str(plain(label)) for label in labels)
+        raise InputError(f"The labels of a scale are texts, as the judge writes them: {texts}, not {shown(labels)}.")
+    if not all(label.strip() for label in labels) or len(set(labels)) < len(labels):
         raise InputError(f"The labels of a scale are distinct texts, got {shown(labels)}.")
     given = [scale[label] for label in labels] if isinstance(scale, Mapping) else [_number(label) for label in labels]
     values = [as_number(value) for value in given]

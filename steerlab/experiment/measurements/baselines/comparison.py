@@ -11,6 +11,7 @@ import pandas as pd
 from steerlab.core._numbers import as_list, as_number, shown
 from steerlab.core.errors import InputError
 from steerlab.display import Piece, Remarks, Shown, figure
+from steerlab.experiment._wording import in_figures, with_ends
 from steerlab.experiment.measurements._interval_rule import rule_of, without_rule
 from steerlab.experiment.measurements.baselines.arms import PromptArm
 from steerlab.measures.equal_cost import Crossing, first_crossing
@@ -88,10 +89,10 @@ class BaselineComparison(Shown):
             if row["reason"]:
                 found.append(f"At a perplexity ratio of {row['ppl_ratio']:.4g}, {row['arm']}: {row['reason']}")
             elif row["arm"] != VECTOR:
-                ends = f"[{row['vector_less_arm_low']:+.3f}, {row['vector_less_arm_high']:+.3f}]"
+                ends = (row[f"vector_less_arm{end}"] for end in ("", "_low", "_high"))
                 found.append(
                     f"At a perplexity ratio of {row['ppl_ratio']:.4g} {row['arm']} changes {self.metric} by "
-                    f"{row['change']:+.3f}; the vector by {row['vector_less_arm']:+.3f} {ends} more."
+                    f"{in_figures(row['change'], '+', 3)}; the vector by {with_ends(*ends)} more."
                 )
         return found or [NO_COMMON_COST]
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection
 
+from steerlab.experiment._wording import in_figures
 from steerlab.experiment.measurements.controls import RANK_LEVEL
 from steerlab.experiment.measurements.effect._figures import Figures
 from steerlab.experiment.measurements.effect._settings import ADJUSTMENTS, RULES, Comparisons, EffectSettings
@@ -10,18 +11,12 @@ from steerlab.measures.intervals import Interval, rank_floor
 
 MIN_DOSES = 3
 NO_NULLS = "No null family was run, so nothing tells this from a random direction."
+NOTHING_MOVES = (
+    "No item changes at any dose, under this plan or under its controls: the plan edits nothing that reaches the "
+    "metric. Look at its strength and its positions."
+)
 FEW_GROUPS = 10
 """Below that many, an interval over groups is wide, and wrong more often than stated where items are skewed."""
-
-
-def in_figures(value: float, sign: str = "") -> str:
-    """A slope with two places, or with two digits where two places would show fewer.
-
-    Examples:
-        >>> in_figures(1.234), in_figures(-0.00123, "+"), in_figures(0.0)
-        ('1.23', '-0.0012', '0.00')
-    """
-    return format(value, f"{sign}.2{'g' if 0 < abs(value) < 0.1 else 'f'}")
 
 
 def judge(figures: Figures, settings: EffectSettings) -> tuple[str, list[str]]:
@@ -51,6 +46,8 @@ def judge(figures: Figures, settings: EffectSettings) -> tuple[str, list[str]]:
 
 def _with_size(figures: Figures, settings: EffectSettings, passed: bool, reasons: list[str]) -> tuple[str, list[str]]:
     """The verdict where being small must be shown too."""
+    if not passed and _nothing_moves(figures):
+        return "no effect", [*reasons, NOTHING_MOVES]
     small = _is_small(figures)
     if passed and not small:
         return "effect", reasons
@@ -60,6 +57,12 @@ def _with_size(figures: Figures, settings: EffectSettings, passed: bool, reasons
     if small:
         reasons.append("The vector moves the items beyond its nulls, and by less than what was said to matter.")
     return "inconclusive", [*reasons, *_sight_reasons(figures, settings)]
+
+
+def _nothing_moves(figures: Figures) -> bool:
+    """Whether no item and no control has any slope at all: coefficient 0, or positions that no prompt has."""
+    nulls = figures.null_slopes
+    return bool((figures.item_slopes.slope == 0).all() and (nulls.slope == 0).all())
 
 
 def _is_small(figures: Figures) -> bool:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from steerlab.display import Piece, Shown
+from steerlab.experiment._wording import in_figures
 from steerlab.experiment.measurements.effect import _verdicts as verdicts
 from steerlab.experiment.measurements.effect._figures import Figures, figures_of
 from steerlab.experiment.measurements.effect._settings import RULE, Comparisons, EffectSettings
-from steerlab.experiment.measurements.effect._verdicts import in_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

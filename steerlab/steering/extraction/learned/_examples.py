@@ -7,6 +7,7 @@ from typing import Any
 from steerlab.core._hashing import content_hash
 from steerlab.core._records import placed_records
 from steerlab.core._splitting import check_no_leak, split_groups
+from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import DataError
 from steerlab.core.targets import TargetItem, Targets, items_of
 
@@ -34,13 +35,18 @@ class Examples:
         """
         if isinstance(data, Targets):
             return cls(data.items)
+        if isinstance(data, ContrastPairs):
+            raise DataError(
+                f"{name} learns from completions, and contrast pairs have none. Give Targets, or records such as "
+                "{'prompt': 'The film was', 'target': ' great'}; pairs are for methods that read, such as 'mean_diff'."
+            )
         if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
             raise DataError(
                 f"{name} takes Targets, or records of prompt and target (and label 1 or -1); got {type(data).__name__}."
             )
         items = items_of((place, {"label": 1} | dict(row)) for place, row in placed_records(data))
         if not items:
-            raise DataError(f"{name} has no records to learn from; pass at least two prompts with a completion.")
+            raise DataError(f"{name} has no records to learn from; pass three prompts or more with a completion.")
         for item in items:
             if not item.positives:
                 raise DataError(f"The prompt {item.prompt!r:.80} has no wanted completion (label 1); each needs one.")
@@ -61,6 +67,15 @@ class Examples:
         Raises:
             DataError: if a side would be empty, or two groups share a prompt.
         """
-        held, fitted = split_groups([item.group for item in self.items], share, seed)
+        groups = [item.group for item in self.items]
+        try:
+            held, fitted = split_groups(groups, share, seed)
+        except DataError as error:
+            n = len(set(groups))
+            more = "another prompt of another group" if n < 2 else "more prompts of other groups, or validation=0.5"
+            raise DataError(
+                f"Of {n} group{'s' * (n > 1)} of prompts a share of {share:g} cannot be held out, with some left to "
+                f"fit: give {more}."
+            ) from error
         check_no_leak([self.items[i].prompt for i in fitted], [self.items[i].prompt for i in held])
         return fitted, held
