@@ -1,5 +1,7 @@
 """Programs: the same tokens and receipts as the fast engine, and plans that change without another program."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -132,6 +134,22 @@ def test_no_plan_a_stream_and_interrupted_streams(tiny_llama_engine):
         list(stream)
 
 
+def test_threads_that_want_one_program_wait_for_each_other(tiny_llama_engine):
+    engine = tiny_llama_engine
+    plans = [plan_of(engine, "add", scale) for scale in (1.0, -1.0, 0.5, 0.0)]
+
+    def generated(plan):
+        out = engine.generate(PROMPTS[:3], plan=plan, policy=GREEDY, max_new_tokens=NEW, engine="graph")
+        edits = [[edit.mean_relative_change for edit in receipt.edits] for receipt in out.receipts]
+        return [row.token_ids for row in out], edits
+
+    one_by_one = [generated(plan) for plan in plans]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(generated, plans))
+    assert [tokens for tokens, _ in together] == [tokens for tokens, _ in one_by_one]
+    assert str([edits for _, edits in together]) == str([edits for _, edits in one_by_one])  # NaN where none is edited
+
+
 def test_lengths_share_few_programs():
     capacities = {program_rows._capacity(needed) for needed in range(1, 4097)}
     assert len(capacities) <= 24
@@ -141,7 +159,13 @@ def test_lengths_share_few_programs():
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [FalconH1Config(num_hidden_layers=2), Lfm2Config(num_hidden_layers=2)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        FalconH1Config(num_hidden_layers=2),
+        Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
+    ],
+)
 def test_a_cache_of_more_than_keys_and_values_does_not_fit(config):
     assert not fits(config)
 

@@ -1,7 +1,7 @@
 """One call of `generate` or `stream`: runs batches of rows through the generation loop and collects the results."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -87,7 +87,8 @@ class GenerationTask:
         decoding = self._decoding(rows, jobs)
         with attach():
             outputs = decoding.run()
-        self._finish(jobs, outputs, run, rows, assigned)
+            _settle(rows)
+        self._finish(jobs, outputs, run, assigned)
 
     def stream(self, job: GenerationJob, assigned: AssignedPlan) -> Iterator[str]:
         """Generates one row, yielding its text as it grows; between the pieces no hook is on the model."""
@@ -104,7 +105,8 @@ class GenerationTask:
             if len(ready) > given:
                 yield ready[given:]
                 given = len(ready)
-        self._finish([job], decoding.outputs(), run, rows, assigned)
+        _settle(rows)
+        self._finish([job], decoding.outputs(), run, assigned)
         if self.outputs[job.row_index].finish_reason == "error":
             raise self.failure("The logits of the prompt's row", steered=bool(len(run.plan)))
         rest = self.completion(job).text[given:]
@@ -152,7 +154,7 @@ class GenerationTask:
         self._note(way or backend.name)
         if way is not None:
             rows = ProgramRows(self.bridge, run, lens, self.rules.max_new_tokens, is_compiled=way == "compiled")
-            return run, rows, nullcontext
+            return run, rows, rows.alone
         return run, fresh_rows(backend.model, run, lens, "step"), partial(backend.attached, hooks)
 
     def _program(self, backend: Backend, plan: Plan, *, watches: bool, streams: bool) -> str | None:
@@ -188,13 +190,17 @@ class GenerationTask:
         return Decoding(rows, prompts, self.policy, keys, self.rules, self.tokenizer, with_support=self.with_support)
 
     def _finish(
-        self, jobs: Sequence[GenerationJob], outputs: list[RowOutput], run: PlanRun, rows: Any, assigned: AssignedPlan
+        self, jobs: Sequence[GenerationJob], outputs: list[RowOutput], run: PlanRun, assigned: AssignedPlan
     ) -> None:
-        if isinstance(rows, ProgramRows):
-            rows.settle()
         ran = [ran_tokens(job, output) for job, output in zip(jobs, outputs, strict=True)]
         self.outputs.update(zip([job.row_index for job in jobs], outputs, strict=True))
         self.receipts.update(job_receipts(run, jobs, ran, assigned.given_hash))
+
+
+def _settle(rows: Any) -> None:
+    if isinstance(rows, ProgramRows):
+        with rows.alone():
+            rows.settle()
 
 
 def _only_while_running(steps: Iterator[Tensor], attach: Attach) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from steerlab._runtime.rows import Rows, left_padded
 from steerlab._runtime.step import Step, running
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import InputError
-from steerlab.engines.lens._backends import FastBackend
+from steerlab.engines.lens._backends import FastBackend, embedding_device
 from steerlab.engines.lens._fast_comparison import resembles
 from steerlab.engines.lens._fixed_cache import fits
-from steerlab.engines.lens._program import ProgramKey, program_for
+from steerlab.engines.lens._program import Program, ProgramKey, program_for
 from steerlab.steering._run import PlanRun
 from steerlab.steering.operators._add import add
 from steerlab.steering.operators._edit import Edit
@@ -50,19 +51,23 @@ class ProgramRows:
         self._at = {point: _edits_at(run.plan, point) for point in run.plan.hook_points}
         edited = tuple((point, tuple(len(e.terms()) for _, e in edits)) for point, edits in self._at.items())
         capacity = _capacity(max(prompt_lens) + max_new_tokens)
-        self.program = program_for(bridge, ProgramKey(len(self.prompt_lens), capacity, edited, is_compiled))
-        self.program.user = weakref.ref(self)  # rows know the bridge, and programs outlive it otherwise
-        self.device = self.program.device
+        self._bridge, self._key = bridge, ProgramKey(len(self.prompt_lens), capacity, edited, is_compiled)
         self.backend = FastBackend(bridge)
+        self.device = embedding_device(self.backend.model)
         self._lens = torch.tensor(self.prompt_lens, device=self.device)
         self._n_steps = 0
         self._is_foreseen = run.is_foreseen
-        for point, buffers in self.program.buffers.items():
-            buffers.fill([edit for _, edit in self._at[point]])
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Runs the body while no other thread runs the model; each of the methods below is called in one."""
+        return alone(self.backend.model)
 
     def extend(self, ids: Tensor, valid: Tensor, *, keep: int = 0) -> Tensor:
-        """Runs the prompts, left-padded; once, before any step."""
-        program = self.program
+        """Takes the program and runs the prompts, left-padded; once, before any step."""
+        program = self.program = program_for(self._bridge, self._key)
+        program.user = weakref.ref(self)  # rows know the bridge, and programs outlive it otherwise
+        for point, buffers in program.buffers.items():
+            buffers.fill([edit for _, edit in self._at[point]])
         program.cache.clear()
         ids, valid = ids.to(self.device), valid.to(self.device)
         width = ids.shape[1]
@@ -89,12 +94,7 @@ class ProgramRows:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Runs one token per row; a negative id means that the row has ended."""
-        program = self.program
-        if program.user() is not self:
-            raise InputError(
-                "Another generation of this shape has begun since this stream's last piece, and both use one program's "
-                "tensors; finish one first, or stream with engine='fast'."
-            )
+        program = self._own()
         fed = tokens.to(self.device)[:, None]
         program.tokens.copy_(fed.clamp_min(0))
         if program.buffers:
@@ -104,6 +104,15 @@ class ProgramRows:
                 self._place(self.run.begin(ran), self._n_steps)
         self._n_steps += 1
         return program.step()
+
+    def _own(self) -> Program:
+        """The program, if no other rows have taken it."""
+        if self.program.user() is not self:
+            raise InputError(
+                "Another generation of this shape has begun since this stream's last piece, and both use one program's "
+                "tensors; finish one first, or stream with engine='fast'."
+            )
+        return self.program
 
     def _place(self, rows: RowPositions, first: int) -> None:
         """States which of these generated tokens the edits reach, and how strongly."""
@@ -119,7 +128,7 @@ class ProgramRows:
 
     def settle(self) -> None:
         """Hands the program's counts to the plan's run."""
-        for point, buffers in self.program.buffers.items():
+        for point, buffers in self._own().buffers.items():
             for k, (index, _) in enumerate(self._at[point]):
                 self.run.add_counts(index, buffers.edited[k], buffers.changes[k])
 
@@ -130,7 +139,7 @@ def _edits_at(plan: Plan, point: HookPoint) -> list[tuple[int, Edit]]:
 
 def _capacity(needed: int) -> int:
     """Tokens that a row of a program can hold: few different ones, so that calls of similar lengths share a program."""
-    step = max(CAPACITY_STEP, 1 << (needed.bit_length() - 3))
+    step = max(CAPACITY_STEP, 1 << max(0, needed.bit_length() - 3))
     return -(-needed // step) * step
 
 
@@ -159,7 +168,7 @@ def _difference(bridge: Any) -> str | None:
         runs = [PlanRun(_trial(bridge), len(lens)) for _ in range(2)]
         ours = ProgramRows(bridge, runs[0], lens, 1 + len(_NEXT), is_compiled=False)
         plain = Rows(backend.model, runs[1], lens)
-        with alone(backend.model):
+        with ours.alone():
             found = [ours.extend(ids, valid, keep=1), *(ours.step(torch.tensor(next_)).clone() for next_ in _NEXT)]
         with backend.attached(plan_hooks(runs[1])):
             wanted = [plain.extend(ids, valid, keep=1), *(plain.step(torch.tensor(next_)) for next_ in _NEXT)]
