@@ -1,1 +1,1 @@
-"""Triton kernels for what is measured row by row of logits on a GPU; `steerlab.measures` falls back without them."""
+"""Triton kernels: what is measured row by row of logits, and the parts of a pass over one token per row, on a GPU."""

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steerlab._kernels.availability import runs_kernels
+from steerlab._kernels.availability import on_own_device, runs_kernels
 
 _BLOCK, _LEAST_PART, _PROGRAMS = 64, 256, 132
 _WARPS, _JOIN_WARPS = 4, 2
@@ -146,6 +146,7 @@ def can_attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None)
 
 
 @torch.library.custom_op("steerlab::attend", mutates_args=())
+@on_own_device
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """What each head reads; a row that sees no slot reads 0.
 

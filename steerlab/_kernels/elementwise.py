@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steerlab._kernels.availability import runs_kernels
+from steerlab._kernels.availability import on_own_device, runs_kernels
 
 _WIDEST, _BLOCK = 16384, 1024
 _NORM_WARPS, _GATE_WARPS, _WRITE_WARPS = 8, 4, 1
@@ -64,6 +64,7 @@ def can_normalise(rows: Tensor, weight: Tensor) -> bool:
     return is_known and runs_kernels(rows) and rows.shape[-1] == weight.numel() <= _WIDEST
 
 
+@on_own_device
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Rows [..., width] over their root mean square, times a weight [width]."""
     flat = rows.reshape(-1, rows.shape[-1])
@@ -78,6 +79,7 @@ def can_gate(gate: Tensor, value: Tensor) -> bool:
     return runs_kernels(gate) and runs_kernels(value) and gate.dtype == value.dtype != torch.float64
 
 
+@on_own_device
 def silu_gate(gate: Tensor, value: Tensor) -> Tensor:
     """silu(gate) · value, both of shape [..., width]."""
     rows, others = (x.reshape(-1, x.shape[-1]) for x in (gate, value))
@@ -99,6 +101,7 @@ def can_write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> bool:
     )
 
 
+@on_own_device
 def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot: Tensor) -> None:
     """Stores one new token per row in a slot of the cache; `slot` has one element, on the device."""
     n_rows, n_heads, _, d_key = key.shape

@@ -8,6 +8,8 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from steerlab._kernels.availability import on_own_device
+
 _BLOCK, _WARPS, _JOIN_WARPS = 4096, 8, 1
 
 
@@ -42,6 +44,7 @@ def _joined(tops, places, masses, tokens, log_probs, is_finite, n_parts, PARTS: 
     tl.store(is_finite + row, tl.abs(highest) < float("inf"))
 
 
+@on_own_device
 def most_probable(
     logits: Float[Tensor, "rows d_vocab"],
 ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"], Bool[Tensor, " rows"]]:

@@ -13,13 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steerlab._kernels.availability import runs_kernels
+from steerlab._kernels.availability import on_own_device, runs_kernels, shared_memory
 
 MOST_ROWS, MOST_WEIGHTS = 32, 3
 _FEW, _MANY = (16, 512), (32, 256)
 """Outputs and inputs of a block, fastest on an H200: for few outputs, so that all processors work, and for many."""
 
 _MANY_OUTPUTS, _STAGES, _WARPS = 6144, 4, 2
+"""From how many outputs on, how many blocks are under way at once, and by how many warps each is computed."""
 
 
 @triton.jit
@@ -74,10 +75,11 @@ def _linear(
 
 
 def can_map(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
-    """Whether these weights can read the rows in one kernel: half precision, few rows, whole blocks of each weight."""
+    """Whether one kernel can do it: half precision, few rows one after the other, whole blocks of each weight."""
     sizes = [weight.shape for weight in weights]
     return (
         runs_kernels(rows)
+        and rows.is_contiguous()
         and rows.dtype in (torch.bfloat16, torch.float16)
         and rows.numel() // rows.shape[-1] <= MOST_ROWS
         and len(weights) <= MOST_WEIGHTS
@@ -104,6 +106,7 @@ def linear_maps(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
 
 
 @torch.library.custom_op("steerlab::linear_maps", mutates_args=())
+@on_own_device
 def _mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
     n_rows, depth = rows.shape
     sizes = [len(weight) for weight in weights]
@@ -111,6 +114,7 @@ def _mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor
     starts = [sum(sizes[:k]) for k in (1, 2)]  # that of a weight that is not there is the end
     is_wide = out.shape[1] >= _MANY_OUTPUTS and all(size % _MANY[0] == 0 for size in sizes)
     width, inner = _MANY if is_wide else _FEW
+    lanes = max(16, triton.next_power_of_2(n_rows))
     _linear[(out.shape[1] // width,)](
         rows,
         out,
@@ -121,10 +125,10 @@ def _mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor
         depth,
         out.shape[1],
         HAS_BIAS=bool(biases),
-        ROWS=max(16, triton.next_power_of_2(n_rows)),
+        ROWS=lanes,
         WIDTH=width,
         DEPTH=inner,
-        STAGES=_STAGES,
+        STAGES=_stages(shared_memory(rows.device), lanes, width, inner),
         num_warps=_WARPS,
     )
     return out
@@ -133,6 +137,11 @@ def _mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor
 @_mapped.register_fake
 def _(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
     return rows.new_empty(len(rows), sum(len(weight) for weight in weights))
+
+
+def _stages(memory: int, rows: int, width: int, inner: int) -> int:
+    """How many blocks of inputs and weights, of two bytes a number, fit into a processor's memory at once."""
+    return max(1, min(_STAGES, memory // (2 * (rows + width) * inner)))
 
 
 def _filled(given: list[Tensor], otherwise: Tensor) -> list[Tensor]:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steerlab._kernels.availability import runs_kernels
+from steerlab._kernels.availability import on_own_device, runs_kernels
 
 _WARPS = 1
 
@@ -70,6 +70,7 @@ def can_rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
     )
 
 
+@on_own_device
 def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Queries [rows, heads, 1, d_head] and keys, turned by the angles [rows or 1, 1, d_head] of their positions."""
     n_rows, n_query, _, d_head = query.shape

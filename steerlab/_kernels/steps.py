@@ -15,6 +15,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from steerlab._kernels.availability import on_own_device
+
 _BLOCK, _DEPTH, _WARPS = 1024, 4, 4
 _GRADIENT_BLOCK, _GRADIENT_WARPS = 2048, 4
 
@@ -207,6 +209,7 @@ def _is_divided(logits: Tensor, temperature: float) -> bool:
     return temperature != 1 and logits.dtype == torch.float32
 
 
+@on_own_device
 def measure_rows_on_gpu(
     logits: Float[Tensor, "rows d_vocab"], tokens: Int[Tensor, " rows"], temperature: float, into: RowMeasures
 ) -> None:
@@ -241,6 +244,7 @@ def measure_rows_on_gpu(
     )
 
 
+@on_own_device
 def gradient_in_place_on_gpu(
     logits: Float[Tensor, "rows columns"],
     tokens: Int[Tensor, " rows"],

@@ -17,6 +17,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from steerlab._kernels.availability import on_own_device
+
 _BLOCK, _WARPS = 1024, 4
 _UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # low bits that are 0 after widening
 
@@ -172,6 +174,7 @@ def _edge_kernel(
     tl.store(edges + row, edge.to(tl.int64))
 
 
+@on_own_device
 def top_p_edges_on_gpu(
     logits: Float[Tensor, "rows d_vocab"], top_p: float, temperature: float = 1.0
 ) -> Int[Tensor, " rows"]:

@@ -73,7 +73,8 @@ class Generations(Shown, Sequence[Completion]):
     Attributes:
         completions: the completions.
         prompt_token_ids: the ids that were run for each prompt, BOS and chat template included.
-        engine: what ran: `bridge`, `fast` or `compiled` on TransformerLens; `vllm-v1` or `vllm-v2`.
+        engine: what ran: `bridge`, `fast`, `graph` or `compiled` on TransformerLens, joined by `+` if several;
+            `vllm-v1` or `vllm-v2`.
         receipts: what the plan edited in each row; empty if nothing ran.
         errors: what was wrong with each prompt, by its index, that did not run to its end: its logits were not finite,
             or it could not run at all.

@@ -66,8 +66,9 @@ def load(  # the backends explain arguments that they do not have
 
     Args:
         model: an alias (`smollm2-135m`), a model directory, a GGUF file (dequantised into the cache, once) or a hub
-            id; on TransformerLens also a loaded TransformerBridge, which is used as it is. The address of a
-            `steerlab serve`, http://…, gives a `RemoteEngine`, which takes `api_key` and `patience`.
+            id; on TransformerLens also what is in memory: a causal language model of Hugging Face or a
+            `SequenceProcessor`, whose weights are shared, or a TransformerBridge, which is used as it is. The address
+            of a `steerlab serve`, http://…, gives a `RemoteEngine`, which takes `api_key` and `patience`.
         dtype: of weights and activations: `float32`, `bfloat16`, `float16` or `float64`. By default `float32` on
             TransformerLens; on vLLM the weights' own, but half precision for float32 weights.
         device: (lens) where to put the model; by default the first GPU, else the CPU.

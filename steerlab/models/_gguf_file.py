@@ -11,7 +11,7 @@ from steerlab.models._hashing import file_hash
 
 SUFFIX = ".gguf"
 SOURCE = "dequantised_from"
-"""The entry of a converted model's configuration that says what was quantised; `core.quantisation` reads it."""
+"""The entry of a converted model's configuration that says what was quantised; `core._quantisation` reads it."""
 
 
 def convert_file(gguf: Path) -> tuple[Path, str]:

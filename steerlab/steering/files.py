@@ -1,9 +1,11 @@
 """Vector files: safetensors, one tensor per hook point, every card in the metadata.
 
 Layout: each tensor is float32 `[d_model]`, named by its hook point (`blocks.14.hook_resid_post`). The metadata has one
-key, `steerlab`, whose value is JSON: `{"format": 1, "cards": {hook point: card}}`. A vector with a low-rank edit has
-three more tensors, named by the hook point and `.low_rank.rotation` `[rank, d_model]`, `.low_rank.weight`
-`[rank, d_model]` and `.low_rank.bias` `[rank]`; only such files have `"format": 2`. Nothing in a file is executed.
+key, `steerlab`, whose value is JSON: `{"format": 1, "cards": {hook point: card}, "hashes": {hook point: hash}}`. A
+hash is the vector's content hash, checked when the file is read; files of earlier versions have none. A vector with a
+low-rank edit has three more tensors, named by the hook point and `.low_rank.rotation` `[rank, d_model]`,
+`.low_rank.weight` `[rank, d_model]` and `.low_rank.bias` `[rank]`; its hash ends in that of the edit. Only such files
+have `"format": 2`. Nothing in a file is executed.
 """
 
 import json
@@ -42,7 +44,8 @@ def save_vectors(path: str | Path, vectors: Sequence[SteeringVector]) -> Path:
         if vector.low_rank is not None
         for part in _PARTS
     }
-    stated = {"format": FORMAT if matrices else 1, "cards": cards}
+    hashes = {vector.hook_point.name: _checksum(vector) for vector in vectors}
+    stated = {"format": FORMAT if matrices else 1, "cards": cards, "hashes": hashes}
     header = json.dumps(stated, sort_keys=True, ensure_ascii=False)
     tensors |= matrices
     return write_atomic(path, save_safetensors(tensors, metadata={_KEY: header}))
@@ -52,10 +55,10 @@ def load_vectors(path: str | Path) -> list[SteeringVector]:
     """Reads every vector of a file, in order of layer.
 
     Raises:
-        VectorFileError: if the file is missing, not ours, damaged, or of a newer format.
+        VectorFileError: if the file is missing, not ours, of a newer format, or damaged, as a checksum tells too.
     """
     data = read_bytes(path)
-    cards = _cards(data, path)
+    cards, hashes = _cards(data, path)
     try:
         tensors = load_safetensors(data)
     except (SafetensorError, ValueError, RuntimeError, TypeError, KeyError) as error:
@@ -64,6 +67,11 @@ def load_vectors(path: str | Path) -> list[SteeringVector]:
     if set(tensors) != set(cards) or not tensors or not set(edits) <= set(tensors):
         raise VectorFileError(f"{path} is damaged: its tensors and its cards name different hook points.")
     found = [_vector(path, name, tensor, cards[name], edits.get(name)) for name, tensor in tensors.items()]
+    for vector in found:
+        if hashes.get(vector.hook_point.name, _checksum(vector)) != _checksum(vector):
+            raise VectorFileError(
+                f"{path} is damaged: its values at {vector.hook_point.name} have another hash than stated."
+            )
     return sorted(found, key=lambda vector: vector.hook_point)
 
 
@@ -189,8 +197,13 @@ def _low_rank_edits(path: str | Path, tensors: dict[str, torch.Tensor]) -> dict[
     return found
 
 
-def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
-    """The cards in a file's header; no tensor is read."""
+def _checksum(vector: SteeringVector) -> str:
+    """Content hash of everything in a vector but its card."""
+    return vector.hash if vector.low_rank is None else f"{vector.hash}+{vector.low_rank.hash}"
+
+
+def _cards(data: bytes, path: str | Path) -> tuple[dict[str, dict], dict[str, str]]:
+    """The cards in a file's header, and the hashes if there are any; no tensor is read."""
     not_ours = VectorFileError(
         f"{path} is not a steerlab vector file, or it is truncated; write one with SteeringVector.save. "
         "Tensors of another tool: SteeringVector.from_tensor(tensor, layer=…)."
@@ -201,14 +214,14 @@ def _cards(data: bytes, path: str | Path) -> dict[str, dict]:
     try:
         header = json.loads(data[8 : 8 + length])
         stated = json.loads(header["__metadata__"][_KEY])
-        version, cards = stated["format"], dict(stated["cards"])
+        version, cards, hashes = stated["format"], dict(stated["cards"]), dict(stated.get("hashes", {}))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise not_ours from error
     if version not in (1, FORMAT):
         raise VectorFileError(
             f"{path} has format {version!r}; this version reads formats 1 to {FORMAT}. Update steerlab."
         )
-    return cards
+    return cards, hashes
 
 
 def _vector(path: str | Path, name: str, tensor: torch.Tensor, card: dict, low_rank: LowRank | None) -> SteeringVector:

@@ -49,7 +49,7 @@ class Plan(Shown):
     their hashes are: vector values, operators, strengths, positions and order, but not the names of vectors.
 
     Args:
-        edits: made by `add`, `ablate`, `clamp`, `set`, `rotate`.
+        edits: made by `add`, `ablate`, `clamp`, `set`, `rotate`, `loreft` or `feature`.
 
     Raises:
         PlanError: if an argument is not an edit, or two edits contradict each other; see `steerlab.steering.conflicts`.

@@ -7,8 +7,7 @@ of three kinds of encoders depends on one reading of the stream alone:
 | --- | --- | --- |
 | relu | max(w_i·x + b_i, 0) | Bricken et al. 2023 |
 | jumprelu | z if z > max(θ_i, 0) else 0, with z = w_i·x + b_i | Rajamanoharan et al. 2024 (arXiv:2407.14435) |
-| gated | max(exp(r_i) w_i·x + b_mag_i, 0) if w_i·x + b_gate_i > 0 else 0 | Rajamanoharan et al. 2024 (arXiv:2404.16014)
-|
+| gated | max(exp(r_i) w_i·x + b_mag_i, 0) if w_i·x + b_gate_i > 0 else 0 | the same authors (arXiv:2404.16014) |
 
 All three are y if y > θ else 0, with y = r·h + b: a gated one has r = exp(r_i) w_i, and θ is the larger of 0 and
 b_mag_i − exp(r_i) b_gate_i. With **topk** (Gao et al. 2024, arXiv:2406.04093), f_i is z if z is positive and among the

@@ -24,7 +24,7 @@ _LOADERS: dict[str, Callable[[], Any]] = {}
 
 
 def connect(**loaders: Callable[[], Any]) -> None:
-    """States how the modules above this one are loaded that the methods of vectors call; see `vector_methods`."""
+    """States how the modules above this one are loaded that the methods of vectors call; see `_vector_methods`."""
     _LOADERS.update(loaders)
 
 

@@ -1,19 +1,28 @@
 """Programs: the same tokens and receipts as the fast engine, and plans that change without another program."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 from transformers import FalconH1Config, Lfm2Config, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import steerlab as sl
 from steerlab._runtime.model_state import state_of
+from steerlab._runtime.modules import unwrapped
 from steerlab.core.errors import InputError
+from steerlab.engines.lens import _program
 from steerlab.engines.lens import _program_rows as program_rows
+from steerlab.engines.lens._edit_buffers import EditBuffers
 from steerlab.engines.lens._fixed_cache import fits
+from steerlab.engines.lens._fusing import fuse_between
 from steerlab.engines.lens._placement import balanced
+from steerlab.engines.lens._recording import NoReadback
 from tests.lens.helpers import PROMPTS, random_vector
+from tests.tiny_models import build_tiny_family
 
 GREEDY = sl.SamplingPolicy.greedy()
 NEW = 9
@@ -154,6 +163,106 @@ def test_lengths_share_few_programs():
     capacities = {program_rows._capacity(needed) for needed in range(1, 4097)}
     assert len(capacities) <= 24
     assert all(needed <= program_rows._capacity(needed) <= needed + max(63, needed / 3) for needed in range(1, 4097))
+
+
+def test_a_replaced_weight_makes_another_program_and_a_dropped_one_frees_its_cache(tmp_path, monkeypatch):
+    with sl.load(build_tiny_family(tmp_path, "llama"), device="cpu") as engine:
+        options = {"policy": GREEDY, "max_new_tokens": NEW}
+        engine.generate("Hi", **options, engine="graph")
+        made = programs(engine)
+        head = unwrapped(engine.model.original_model.get_output_embeddings())
+        head.weight = torch.nn.Parameter(-head.weight.detach())
+        found = engine.generate("Hi", **options, engine="graph")
+        assert found[0].token_ids == engine.generate("Hi", **options, engine="fast")[0].token_ids
+        key = next(key for key, program in programs(engine).items() if program is not made.get(key))
+        caches = {key: weakref.ref(program.cache) for key, program in programs(engine).items()}
+        del made
+        monkeypatch.setattr(_program, "_KEPT_PROGRAMS", 1)
+        gc.collect()
+        gc.disable()
+        try:
+            engine.generate(["Hi", "Once", "We"], **options, engine="graph")
+        finally:
+            gc.enable()
+        assert len(programs(engine)) == 1
+        assert caches[key]() is None
+
+
+def test_prompts_of_one_length_run_as_on_fast_to_the_bit(tiny_llama_engine):
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17, 18]]
+    found = [
+        tiny_llama_engine.generate(prompts, policy=GREEDY, max_new_tokens=2, engine=name) for name in ("fast", "graph")
+    ]
+    first, second = ([row.token_log_probs[0] for row in out] for out in found)
+    assert first == second
+
+
+def test_an_edit_counts_nothing_of_a_row_that_it_does_not_reach(tiny_llama_engine):
+    """Such a row may have ended because its stream is no longer finite."""
+    buffers = EditBuffers([1], 2, 4, tiny_llama_engine.info.d_model, torch.tensor([[1], [-1]]))
+    buffers.fill([sl.add(random_vector(tiny_llama_engine, layer=1), coef=2.0)])
+    buffers.place(0, 0, torch.ones(2, 4, dtype=torch.bool), 1.0)
+    h = torch.ones(2, 1, tiny_llama_engine.info.d_model)
+    h[1] = torch.nan
+    assert buffers(h)[1].isnan().all()
+    assert buffers.edited[0].tolist() == [1, 0]
+    assert buffers.changes[0, 0] > 0
+    assert buffers.changes[0, 1] == 0
+
+
+def test_what_a_recording_could_not_hold_is_refused_before_one(tiny_llama_engine, monkeypatch):
+    x = torch.arange(4.0)
+    for reads in (x.sum().item, x.nonzero, lambda: x[x > 1], lambda: x.unique(), lambda: bool(x[0] > 1)):
+        with NoReadback("cpu"), pytest.raises(RuntimeError, match="waits for the device"):
+            reads()
+        with NoReadback("cuda"):
+            reads()
+    step = _program.Program.step
+
+    def watched(program):
+        with NoReadback("cpu"):
+            return step(program)
+
+    monkeypatch.setattr(_program.Program, "step", watched)
+    plan = plan_of(tiny_llama_engine, "clamp")
+    assert tiny_llama_engine.generate("Hi", plan=plan, max_new_tokens=4, engine="graph").engine == "graph"
+
+
+class NarrowRMSNorm(torch.nn.Module):
+    """A norm with a large weight for some channels, to which 1 is added, as Gemma has it, or not."""
+
+    def __init__(self, added):
+        super().__init__()
+        self.added, self.variance_epsilon = added, 1e-6
+        self.weight = torch.nn.Parameter(torch.linspace(0.01, 400, 64))
+
+    def forward(self, hidden_states):
+        return (self.weight + self.added) * torch.nn.functional.rms_norm(hidden_states, (64,), eps=1e-6)
+
+
+@pytest.mark.parametrize("added", [0.0, 1.0])
+def test_a_norm_of_another_formula_is_left_alone(monkeypatch, added):
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    from steerlab._kernels import elementwise
+
+    monkeypatch.setattr(elementwise, "can_normalise", lambda rows, weight: True)
+    monkeypatch.setattr(
+        elementwise, "rms_norm", lambda rows, weight, eps: weight * torch.nn.functional.rms_norm(rows, (64,), eps=eps)
+    )
+    norm = NarrowRMSNorm(added).to(torch.bfloat16)
+    norm.register_forward_hook(lambda module, args, output: output[:, :, :1])  # of an edit, which takes [rows, 1, d]
+    fuse_between(norm)
+    assert ("forward" in norm.__dict__) == (added == 0)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_a_gate_of_another_activation_is_left_alone(activation):
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    config = LlamaConfig(hidden_size=32, intermediate_size=64, hidden_act=activation)
+    mlp = LlamaMLP(config).requires_grad_(False)
+    mlp.gate_proj.weight.mul_(1e-3)  # where these functions are nearly the same
+    fuse_between(mlp)
+    assert ("forward" in mlp.__dict__) == (activation == "silu")
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def engines(tiny_llama_path: Path) -> tuple[sl.LensEngine, sl.LensEngine]:
     return sl.load(tiny_llama_path, device="cuda:0"), sl.load(tiny_llama_path, n_devices=2)
 
 
-@pytest.mark.parametrize("engine", ["bridge", "fast"])
+@pytest.mark.parametrize("engine", ["bridge", "fast", "graph"])
 @pytest.mark.parametrize("layers", [[1], [3], [0, 1, 2, 3]])
 def test_two_devices_equal_one(engines: tuple[sl.LensEngine, sl.LensEngine], engine: str, layers: list[int]) -> None:
     one, two = engines

@@ -1,5 +1,7 @@
 import json
 import os
+import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from safetensors.torch import save as save_safetensors
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import InputError, VectorFileError
 from steerlab.steering.files import load_vectors, save_vectors
+from steerlab.steering.low_rank import LowRank
 from steerlab.steering.vectors import SteeringVector, VectorCard, VectorSet
 
 NAME = "blocks.14.hook_resid_post"
@@ -85,6 +88,17 @@ def test_every_truncation_is_noticed(tmp_path):
         (tmp_path / "cut").write_bytes(whole[:length])
         with pytest.raises(VectorFileError):
             SteeringVector.load(tmp_path / "cut")
+
+
+def test_a_changed_bit_of_a_value_is_noticed_by_its_hash(tmp_path):
+    edit = LowRank(torch.eye(1, 8), torch.zeros(1, 8), torch.tensor([0.6875]))
+    for saved, number in ((vector(), 7.125), (replace(vector(), low_rank=edit), 0.6875)):
+        path = saved.save(tmp_path / "v")
+        data = bytearray(path.read_bytes())
+        data[data.rindex(struct.pack("<f", number))] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(VectorFileError, match="another hash than stated"):
+            SteeringVector.load(path)
 
 
 def test_appended_bytes_are_noticed(tmp_path):

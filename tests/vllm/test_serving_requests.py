@@ -18,6 +18,7 @@ from steerlab.core.engine import ModelInfo
 from steerlab.core.errors import InputError, PlanError, VectorFileError
 from steerlab.engines.vllm._client.compiled_plan import compile_plan
 from steerlab.engines.vllm._server.arguments import ServeOptions, stated_names, vllm_namespace
+from steerlab.engines.vllm._server.field_errors import explain
 from steerlab.engines.vllm._server.fields import asked_of
 from steerlab.engines.vllm._server.gateway import Gateway
 from steerlab.engines.vllm._server.middleware import SteeringMiddleware
@@ -26,7 +27,6 @@ from steerlab.engines.vllm._server.positions_json import where_of
 from steerlab.engines.vllm._server.registry import VectorRegistry
 from steerlab.engines.vllm._server.strict_json import read_json
 from steerlab.engines.vllm._server.tickets import ReceiptBook, Ticket
-from steerlab.engines.vllm._server.validation import explain
 from steerlab.engines.vllm._server.workers import ReplyCollector, SharedPlans, Workers
 from steerlab.engines.vllm._wire.config import SteeringConfig
 from steerlab.engines.vllm._wire.packets import pack, unpack

@@ -68,7 +68,8 @@ class EditBuffers:
             delta = torch.where(self.keeps[k], norm_kept(wide, delta), delta)
             delta = torch.where(mask[..., None], delta, 0.0)
             self.edited[k].add_(mask[:, 0])
-            self.changes[k].add_((delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(1e-30))[:, 0])
+            change = delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+            self.changes[k].add_(torch.where(mask, change, 0.0)[:, 0])  # a row that has ended may hold NaN
             h = torch.where(mask[..., None], h + delta.to(h.dtype), h)
             first += count
         return h

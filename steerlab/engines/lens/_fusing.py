@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
-_COARSE = 2e-2  # of the largest value: two roundings in bfloat16
+_COARSE = 2e-2  # two roundings in bfloat16
 _ROTARY = "apply_rotary_pos_emb"
 
 
@@ -49,7 +49,8 @@ def _fuse_norm(module: Any) -> None:
         is_known = can_normalise(hidden_states, weight)
         return rms_norm(hidden_states, weight, eps) if is_known else forward(module, hidden_states)
 
-    if _agree(module, norm, _random(weight, 2, *weight.shape)):
+    rows = _random(weight, 2, *weight.shape)
+    if _agree(lambda x: forward(module, x), norm, rows, of_each=True):
         module.__dict__["forward"] = norm
 
 
@@ -63,10 +64,16 @@ def _fuse_gate(module: Any) -> None:
         gate, value = module.gate_proj(hidden_states), module.up_proj(hidden_states)
         return module.down_proj(silu_gate(gate, value) if can_gate(gate, value) else module.act_fn(gate) * value)
 
-    if _agree(
-        lambda rows: forward(module, rows), mlp, _random(module.up_proj.weight, 2, 1, module.up_proj.in_features)
-    ):
+    rows = _random(module.up_proj.weight, 2, 1, module.up_proj.in_features)
+    if _is_silu(module.act_fn, rows.device) and _agree(lambda x: forward(module, x), mlp, rows):
         module.__dict__["forward"] = mlp
+
+
+@torch.no_grad()
+def _is_silu(function: Callable[[Tensor], Tensor], device: torch.device) -> bool:
+    """Whether an activation is x / (1 + e⁻ˣ); near 0 and far from it others are close, and so is what they lead to."""
+    x = torch.linspace(-8.0, 8.0, 257, device=device)
+    return bool((function(x) - nn.functional.silu(x)).abs().amax() <= _CLOSE[torch.float32])
 
 
 def _has_rotary(module: Any) -> bool:
@@ -151,10 +158,16 @@ def _random(like: Tensor, *shape: int) -> Tensor:
 
 
 @torch.no_grad()
-def _agree(wanted: Callable[[Tensor], Any], found: Callable[[Tensor], Any], values: Tensor) -> bool:
+def _agree(
+    wanted: Callable[[Tensor], Any], found: Callable[[Tensor], Any], values: Tensor, *, of_each: bool = False
+) -> bool:
+    """Whether two functions give the same up to rounding: of the largest value, or of each where nothing cancels."""
+    bound = _CLOSE.get(values.dtype, _COARSE)
     for right, ours in zip(_several(wanted(values)), _several(found(values)), strict=True):
-        bound = _CLOSE.get(values.dtype, _COARSE)
-        if right.shape != ours.shape or not bool((right - ours).abs().amax() <= bound * right.abs().amax()):
+        if right.shape != ours.shape or right.dtype != ours.dtype:
+            return False
+        size = right.abs() if of_each else right.abs().amax()
+        if not bool(((right - ours).abs() <= bound * size).all()):
             return False
     return True
 

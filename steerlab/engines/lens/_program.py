@@ -7,6 +7,7 @@ programs run fused kernels in it.
 
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from steerlab._kernels.availability import runs_kernels
 from steerlab._runtime.device_transfer import devices_of, memoised_transfers
 from steerlab._runtime.hooks import install_input_hook, install_output_hook
 from steerlab._runtime.model_state import remembered
+from steerlab._runtime.modules import device_of
 from steerlab.core._hook_points import HookPoint
 from steerlab.engines.lens._backends import attention_kernel, plain_points
 from steerlab.engines.lens._decode_attention import register
@@ -24,10 +26,10 @@ from steerlab.engines.lens._edit_buffers import EditBuffers
 from steerlab.engines.lens._fixed_cache import FixedCache
 from steerlab.engines.lens._fusing import fuse_between, fuse_linears
 from steerlab.engines.lens._hooking import find_hook_point
-from steerlab.engines.lens._recording import RecordedTransfers, Recording
+from steerlab.engines.lens._recording import NoReadback, RecordedTransfers, Recording
 from steerlab.engines.lens._unhooked_model import UnhookedModel
 
-_KEPT_PROGRAMS = 8
+_KEPT_PROGRAMS, _SHARE_OF_MEMORY = 8, 1 / 16
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Program:
         self._transfers = RecordedTransfers()
         self._blocks = [self.unhooked.of(block) for block in bridge.blocks]
         self._recording: Recording | None = None
+        self._places = self._places_of_weights()
         attention = attention_kernel(bridge, "sdpa")
         has_kernels = runs_kernels(self.tokens)
         self.unhooked.set_attention(register() if has_kernels and attention == "sdpa" else attention)
@@ -87,18 +90,26 @@ class Program:
             fuse_linears(self.unhooked.model)
         if has_kernels and not key.is_compiled:  # a compiler does this by itself
             fuse_between(self.unhooked.model)
-        self._forward: Any = self._call_model
+        self._compiled: Any = None
         if key.is_compiled:
-            self._forward = torch.compile(_with_unique_code(self._call_model), fullgraph=True, dynamic=False)
+            self._compiled = torch.compile(_with_unique_code(self._call_model), fullgraph=True, dynamic=False)
 
     def _buffers_at(self, bridge: Any, point: HookPoint, n_terms: tuple[int, ...]) -> EditBuffers:
         name = find_hook_point(bridge, point.name).name
         module = self.unhooked.of(plain_points(bridge)[name])
-        index = self._index[next(module.parameters()).device]
+        index = self._index[device_of(module) or self.device]
         buffers = EditBuffers(n_terms, self.key.n_rows, self.key.capacity, bridge.cfg.d_model, index)
         install = install_input_hook if name.endswith("hook_in") else install_output_hook
         install(module, buffers)
         return buffers
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a weight has moved or was replaced since; a recording would read what lay there before."""
+        return self._places != self._places_of_weights()
+
+    def _places_of_weights(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self.unhooked.model.parameters()]
 
     def at(self, index: int, has_ended: Tensor) -> None:
         """States that the coming step runs each row's generated token of this index, rows that have ended left out.
@@ -122,7 +133,9 @@ class Program:
         return logits
 
     def _pass(self) -> Tensor:
-        return self._forward(self.tokens, self.counts, self.mask)
+        # not kept where nothing is compiled: a program that refers to itself is freed late, and its cache with it
+        forward = self._compiled or self._call_model
+        return forward(self.tokens, self.counts, self.mask)
 
     def _call_model(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         output = self.unhooked.model(
@@ -144,17 +157,30 @@ class Program:
                 tensor.copy_(value)
 
         with memoised_transfers(self.unhooked.model, self._blocks, self._transfers):
-            return Recording(self._pass, self.devices, self._transfers, restore)
+            # compiled code may leave such a mode aside; a program that is not compiled was compared before
+            around = nullcontext() if self.key.is_compiled else NoReadback(self.device.type)
+            return Recording(self._pass, self.devices, self._transfers, restore, around)
 
 
 def program_for(bridge: Any, key: ProgramKey) -> Program:
-    """The program for a key, made once; the least recently used ones are dropped."""
+    """The program for a key, made once; the least recently used are dropped where their caches take much memory."""
     kept: dict[ProgramKey, Program] = remembered(bridge, "programs", dict)
-    program = kept.pop(key, None) or Program(bridge, key)
-    kept[key] = program
-    while len(kept) > _KEPT_PROGRAMS:
+    found = kept.pop(key, None)
+    while kept and (len(kept) >= _KEPT_PROGRAMS or _crowd(list(kept.values()))):
         kept.pop(next(iter(kept)))
-    return program
+    if found is not None and found.is_outdated:
+        found = None
+    kept[key] = found or Program(bridge, key)
+    return kept[key]
+
+
+def _crowd(programs: list[Program]) -> bool:
+    """Whether the caches of programs take more than their share of a GPU."""
+    device = programs[0].device
+    if device.type != "cuda":
+        return False
+    held = sum(program.cache.n_bytes for program in programs)
+    return held > _SHARE_OF_MEMORY * torch.cuda.get_device_properties(device).total_memory
 
 
 def _in_order(model: Any) -> list[torch.device]:

@@ -73,7 +73,7 @@ class ProgramRows:
         width = ids.shape[1]
         positions = valid.cumsum(dim=-1) - 1
         tokens = RowPositions(positions.masked_fill(~valid, -1), self._lens, token_ids=ids)
-        program.mask.fill_(1)
+        program.mask.zero_()  # later slots too, so that prompts of one length need no mask, as on the fast backend
         program.mask[:, :width] = valid.long()
         program.counts[:, 0] = valid.sum(dim=-1)
         self.run.begin(tokens)
@@ -86,6 +86,7 @@ class ProgramRows:
                 position_ids=positions.clamp_min(0),
                 logits_to_keep=keep,
             )
+        program.mask[:, width:] = 1
         program.cache.advance(width)
         if self._is_foreseen and self.max_new_tokens > 1:
             after = torch.arange(self.max_new_tokens - 1, device=self.device)

@@ -2,15 +2,44 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from steerlab._runtime.device_transfer import Transfers, pack, unpack
 
 _WARM_UPS = 2
+_READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "bincount")
+
+
+class NoReadback(TorchDispatchMode):
+    """Refuses operations whose result the processor waits for, which no recording can hold.
+
+    One that meets such an operation fails, and leaves torch's random numbers of that device unusable. Stopped before
+    it, it ends like any other. Only the recorded run can tell: some models do without reading while one is made.
+
+    Args:
+        device_type: of the tensors whose values are not to be read.
+
+    Raises:
+        RuntimeError: at the first of them.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self._device_type = device_type
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        )
+        if (name in _READS or by_mask) and args[0].device.type == self._device_type:
+            raise RuntimeError(f"{func} waits for the device in the middle of a pass.")
+        return func(*args, **(kwargs or {}))
 
 
 class RecordedTransfers(Transfers):
@@ -35,6 +64,7 @@ class Recording:
         devices: all that it runs on, the first one first.
         transfers: by which it goes from one to the next.
         restore: undoes what a run of `work` changed.
+        around: around the run that is recorded.
     """
 
     def __init__(
@@ -43,6 +73,7 @@ class Recording:
         devices: Sequence[torch.device],
         transfers: RecordedTransfers,
         restore: Callable[[], None],
+        around: AbstractContextManager[Any],
     ) -> None:
         self._steps: list[Callable[[], Any]] = []
         self._kept: list[Tensor] = []
@@ -53,7 +84,8 @@ class Recording:
             self._begin(devices[0])
             transfers.recording = self
             try:
-                self.result = work()
+                with around:
+                    self.result = work()
             finally:
                 transfers.recording = None
                 self._end()

@@ -178,8 +178,8 @@ class LensEngine(Shown):
             chat: take strings as user turns of a chat.
             batch_size: rows per batch; "auto" fills batches up to `batch_tokens`. The order of results is the same.
             engine: how the model runs: `bridge` with every hook point, `fast` with those of the stream and of sublayer
-                outputs, `graph` and `compiled` as a replayed program; `auto` is `graph` for plans on a GPU, else
-                `fast`, where that is possible.
+                outputs, `graph` and `compiled` by a program, see the page on generation; `auto` is `graph` on a
+                GPU, steered or not, else `fast`, where that is possible.
             with_support: also record the set of tokens that each token was drawn from, in `completion.supports`.
 
         Raises:

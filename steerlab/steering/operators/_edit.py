@@ -101,7 +101,7 @@ class Edit:
         return replace(self, median_norm=value)
 
     def spelled(self, tokenizer: Any) -> "Edit":
-        """The same edit with the texts that its positions name as token ids; see `positions.by_tokens.spell`."""
+        """The same edit with the texts that its positions name as token ids; see `positions._by_tokens.spell`."""
         when = None if self.when is None else self.when.spelled(tokenizer)
         return replace(self, where=spell(self.where, tokenizer), when=when)
 
@@ -147,7 +147,7 @@ class Edit:
             return scaled.to(dtype), scaled.norm()
 
     def terms(self) -> tuple[Term, ...]:
-        """The summands of its operator's Δ on the CPU, its own scale and options left aside; see `operators.form`.
+        """The summands of its operator's Δ on the CPU, its own scale and options left aside; see `operators._form`.
 
         Raises:
             PlanError: for an operator that is not of this form.

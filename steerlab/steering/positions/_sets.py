@@ -145,7 +145,7 @@ class Index(Where):
 
 
 class Marked(Where):
-    """A set that is looked up in each row's prompt before the run; module `prompt_lookup` does so."""
+    """A set that is looked up in each row's prompt before the run; module `_prompt_lookup` does so."""
 
     @override
     def _select(self, rows: RowPositions) -> Bool[Tensor, "batch pos"]:

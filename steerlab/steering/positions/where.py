@@ -2,8 +2,8 @@
 
 Positions count a row's own tokens from 0; padding has none and never matches. A row's prompt length divides them:
 positions below it are the prompt, positions from it on are generated (in scoring, the target's tokens). `ids`,
-`between` and `after` look at the tokens themselves, see `by_tokens`; `span` and `mask` look at the prompt a row came
-from, see `prompt_lookup`.
+`between` and `after` look at the tokens themselves, see `_by_tokens`; `span` and `mask` look at the prompt a row came
+from, see `_prompt_lookup`.
 
 Examples:
     >>> str(last_prompt() | generated())

@@ -19,6 +19,7 @@ from steerlab.engines.vllm._server.arguments import ServeOptions, stated_names, 
 from steerlab.engines.vllm._server.call_book import CallBook
 from steerlab.engines.vllm._server.call_endpoints import CallEndpoints
 from steerlab.engines.vllm._server.calls import Desk
+from steerlab.engines.vllm._server.field_errors import refuse
 from steerlab.engines.vllm._server.gateway import Gateway
 from steerlab.engines.vllm._server.middleware import SteeringMiddleware
 from steerlab.engines.vllm._server.plans import PlanMaker
@@ -26,7 +27,6 @@ from steerlab.engines.vllm._server.registry import VectorRegistry
 from steerlab.engines.vllm._server.rows import RowRunner
 from steerlab.engines.vllm._server.startup import check_server
 from steerlab.engines.vllm._server.tokenizer_files import tokenizer_files
-from steerlab.engines.vllm._server.validation import refuse
 from steerlab.engines.vllm._server.workers import AsyncEngine
 from steerlab.engines.vllm._wire.config import SteeringConfig, sites_in_order
 from steerlab.engines.vllm._wire.shutdown import GRACE

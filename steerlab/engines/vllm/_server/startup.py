@@ -36,7 +36,7 @@ async def check_server(gateway: Gateway, engine: AsyncEngine) -> list[dict[str, 
 
 
 async def _check_isolation(gateway: Gateway, maker: PlanMaker, engine: AsyncEngine) -> None:
-    """See `client.isolation`; here the steered run goes through the gateway, as clients' requests will."""
+    """See `_client.isolation`; here the steered run goes through the gateway, as clients' requests will."""
     tokens = isolation_prompt(engine.vllm_config.cache_config, maker.info)
     if tokens is None:
         return

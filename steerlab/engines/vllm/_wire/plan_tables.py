@@ -36,7 +36,7 @@ class PlanTables:
         vectors: float32 [directions, d_model].
         condition_points: per condition, at which hook point it is read; the last sets of positions say where.
         conditions: float32 [conditions, CONDITION_WIDTH].
-        rule_limits: of its token rules, see `wire.rule_tables`; int64 [rules, 2].
+        rule_limits: of its token rules, see `_wire.rule_tables`; int64 [rules, 2].
         rule_sequences: of their events; int32 [rules, 2, MOST_SEQUENCES, MOST_TOKENS].
     """
 

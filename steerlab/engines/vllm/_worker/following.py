@@ -31,7 +31,7 @@ Known: TypeAlias = Callable[[], Sequence[int]]
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a plan, as `wire.rule_tables` has them.
+    """The rules of a plan, as `_wire.rule_tables` has them.
 
     Attributes:
         limits: per rule, how many tokens after its last start, and whether events belong to it; [rules, 2].

@@ -12,7 +12,7 @@ from steerlab.engines.vllm._worker.tables import PointTables
 
 
 # No argument may be called `params`: Triton's generated launcher has a variable of that name. The widths of `edits`
-# (10) and `terms` (9), and their columns, are those of `wire.plan_tables`.
+# (10) and `terms` (9), and their columns, are those of `_wire.plan_tables`.
 @triton.jit
 def _covered(runs, position, RUNS: tl.constexpr):
     acts = position < 0  # never: no run covers it yet

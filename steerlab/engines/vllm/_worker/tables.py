@@ -28,7 +28,7 @@ class Tables:
         counts: how many edits a slot has at a hook point.
         runs: positions of each edit, as half-open intervals, and as bits with which answers of the token rules each
             interval acts; unused ones are empty.
-        edits: what each edit is, see `wire.plan_tables`.
+        edits: what each edit is, see `_wire.plan_tables`.
         terms: the terms they consist of, see there.
         vectors: directions that terms read and write along.
         probes: of each condition that is read here the place of its direction plus one, and 1 if it reads the cosine.
