@@ -75,6 +75,12 @@ class FixedCache(Cache):
                 layer.keys.zero_()
                 layer.values.zero_()
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of keys and values that exist so far, on all devices."""
+        tensors = [t for layer in self._fixed for t in (layer.keys, layer.values) if t is not None]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
     def advance(self, n_tokens: int) -> None:
         """States that a pass over this many tokens is done."""
         for filled in self.filled.values():

@@ -27,7 +27,7 @@ from steerlab.engines.lens._hooking import find_hook_point
 from steerlab.engines.lens._recording import RecordedTransfers, Recording
 from steerlab.engines.lens._unhooked_model import UnhookedModel
 
-_KEPT_PROGRAMS = 8
+_KEPT_PROGRAMS, _SHARE_OF_MEMORY = 8, 1 / 16
 
 
 @dataclass(frozen=True)
@@ -148,13 +148,22 @@ class Program:
 
 
 def program_for(bridge: Any, key: ProgramKey) -> Program:
-    """The program for a key, made once; the least recently used ones are dropped."""
+    """The program for a key, made once; the least recently used are dropped where their caches take much memory."""
     kept: dict[ProgramKey, Program] = remembered(bridge, "programs", dict)
-    program = kept.pop(key, None) or Program(bridge, key)
-    kept[key] = program
-    while len(kept) > _KEPT_PROGRAMS:
+    found = kept.pop(key, None)
+    while kept and (len(kept) >= _KEPT_PROGRAMS or _crowd(list(kept.values()))):
         kept.pop(next(iter(kept)))
-    return program
+    kept[key] = found or Program(bridge, key)
+    return kept[key]
+
+
+def _crowd(programs: list[Program]) -> bool:
+    """Whether the caches of programs take more than their share of a GPU."""
+    device = programs[0].device
+    if device.type != "cuda":
+        return False
+    held = sum(program.cache.n_bytes for program in programs)
+    return held > _SHARE_OF_MEMORY * torch.cuda.get_device_properties(device).total_memory
 
 
 def _in_order(model: Any) -> list[torch.device]:
