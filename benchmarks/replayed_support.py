@@ -119,7 +119,7 @@ def start(path: Path, options: argparse.Namespace) -> Any:
     if options.device == "cpu":
         more |= {"enforce_eager": True, "block_size": 32}
     else:
-        more |= {"kv_cache_memory_bytes": options.kv_gib << 30}
+        more |= {"kv_cache_memory_bytes": options.kv_gib << 30, "gpu_memory_utilization": 0.2}
     return VLLMEngine(path, layers=[], dtype="bfloat16", **more)
 
 

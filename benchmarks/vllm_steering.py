@@ -122,6 +122,7 @@ def make_plugin_visible(directory: Path) -> None:
 def build_model(shape: str) -> Path:
     """Saves a random Llama without tokenizer."""
     import torch
+    from safetensors.torch import save_file
     from transformers import LlamaConfig, LlamaForCausalLM
 
     directory = Path(tempfile.mkdtemp()) / "model"
@@ -133,6 +134,7 @@ def build_model(shape: str) -> Path:
     if shape in BY_VLLM:
         config.architectures = ["LlamaForCausalLM"]
         config.save_pretrained(directory)
+        save_file({}, directory / "model.safetensors")
         return directory
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):

@@ -647,8 +647,8 @@ MUTANTS = [
     ),
     Mutant(
         "NaN swallowed",
-        "broken = rows_not_finite(logits) self._failed",
-        "broken = torch.zeros_like(ended); self._failed",
+        "broken = rows_not_finite(logits) return broken",
+        "broken = torch.zeros(len(logits), dtype=torch.bool); return broken",
         "tests/lens/test_not_finite.py",
     ),
     # --- vLLM: what needs no engine -------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def _linear(
     weights = weight + (place + column)[None, :].to(tl.int64) * depth + inner[:, None]
     values = rows + row[:, None] * depth + inner[None, :]
     total = tl.zeros([ROWS, WIDTH], tl.float32)
-    for _ in tl.range(0, depth, DEPTH, num_stages=STAGES):
+    for _ in tl.range(0, depth, DEPTH, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         x = tl.load(values, mask=row[:, None] < n_rows, other=0.0)
         total = tl.dot(x, tl.load(weights), total)
         weights += DEPTH

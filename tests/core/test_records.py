@@ -29,10 +29,6 @@ def test_unicode_line_separators_inside_a_string_do_not_split_the_row(tmp_path, 
     ]
 
 
-def test_a_byte_order_mark_is_no_content(tmp_path):
-    assert [row for _, row in read_jsonl(write(tmp_path, b'\xef\xbb\xbf{"a": 1}'))] == [{"a": 1}]
-
-
 @pytest.mark.parametrize(
     ("bad", "reason"), [("{", "not valid JSON"), ("[1]", "JSON object, got list"), ('"a"', "JSON object, got str")]
 )

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from steerlab.core import shipped
-from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.errors import DataError
 from steerlab.core.targets import Targets
 
@@ -138,12 +137,6 @@ def test_pairs_are_enough_and_complete(name: str):
 
 
 @every_set
-def test_pair_groups_do_not_span_splits(name: str):
-    groups = by_split(PAIRS[name], "group")
-    assert not groups["train"] & groups["dev"]
-
-
-@every_set
 def test_groups_have_even_size_so_that_balanced_flips_are_exact(name: str):
     names = [row["group"] for row in PAIRS[name]]
     assert all(names.count(group) % 2 == 0 for group in names)
@@ -169,15 +162,6 @@ def test_lengths_are_balanced_between_the_sides(name: str):
 def test_sides_of_a_pair_differ_little_in_length(name: str):
     difference = [abs(len(plain(row["positive"]).split()) - len(plain(row["negative"]).split())) for row in PAIRS[name]]
     assert max(difference) <= (3 if name == "formality" else 2)
-
-
-@every_set
-def test_pairs_load(name: str):
-    path = VECTORS / name / "pairs.jsonl"
-    train = ContrastPairs.from_jsonl(path, group="group", split="train")
-    dev = ContrastPairs.from_jsonl(path, group="group", split="dev")
-    assert len(train) + len(dev) == len(PAIRS[name])
-    assert set(train.groups) == by_split(PAIRS[name], "group")["train"]
 
 
 @pytest.mark.parametrize("row", PAIRS["sentiment"], ids=lambda row: row["positive"][:30])

@@ -201,10 +201,6 @@ def test_a_clean_cut_is_the_prompt_and_the_rest():
     assert found.context_ids + found.target_ids == ids("The old clock had stopped")
 
 
-def test_targets_with_and_without_a_space_differ():
-    assert pair("The old clock", " was").target_ids != pair("The old clock", "was").target_ids
-
-
 def test_a_merge_across_the_cut_scores_from_the_common_prefix(smollm2):
     found = pair("The cap", "ital of France", smollm2)
     assert found.boundary == "merged"

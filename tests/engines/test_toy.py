@@ -52,12 +52,6 @@ def test_an_experiment_runs_on_it(engine, tmp_path):
     assert again.effects[0].summary()["slope"] == found.summary()["slope"]
 
 
-def yes_or_no():
-    return sl.Targets.from_records(
-        [{"prompt": "a:", "target": t, "label": label} for t, label in ((" yes", 1), (" no", -1))]
-    )
-
-
 def test_a_run_on_it_is_read_without_it(engine, tmp_path):
     targets = sl.Targets.from_records(
         [{"prompt": "a:", "target": " yes", "label": 1}, {"prompt": "a:", "target": " no", "label": -1}]

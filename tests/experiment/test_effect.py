@@ -145,10 +145,13 @@ def test_items_of_one_group_are_resampled_together() -> None:
 
 
 def test_summary_is_plain_data() -> None:
-    summary = make_effect([2.0, 2.1], nulls={"random": [0.0] * 20}).summary()
+    summary = bent([3.0, 5.0], ratios={0.2: 2.0}, nulls={"random": [0.0] * 20}).summary()
     assert summary["n_items"] == 2
     assert summary["verdict"] == "effect"
     assert summary["settings"]["max_ppl_ratio"] == 1.5
+    assert summary["curvature"] == pytest.approx(4.0)
+    assert summary["collapse_dose"] == 0.2
+    assert len(summary["curvature_ci"]) == 2
 
 
 # --- curvature and collapse ---------------------------------------------------------------------------------------
@@ -182,13 +185,6 @@ def test_collapse_dose_is_the_smallest_costly_one() -> None:
     assert math.isnan(make_effect([2.0, 3.0]).collapse_dose)
     assert make_effect([2.0, 3.0], ratios={-0.2: 1.6, 0.2: 1.6, -0.1: 1.51}).collapse_dose == 0.1
     assert make_effect([2.0, 3.0], ratios={0.2: 1.6, 0.1: 1.5}).collapse_dose == 0.2, "the bound itself is allowed"
-
-
-def test_the_summary_tells_curvature_and_collapse() -> None:
-    summary = bent([3.0, 5.0], ratios={0.2: 2.0}).summary()
-    assert summary["curvature"] == pytest.approx(4.0)
-    assert summary["collapse_dose"] == 0.2
-    assert len(summary["curvature_ci"]) == 2
 
 
 # --- being small, and what could have been seen -------------------------------------------------------------------

@@ -161,36 +161,16 @@ def compare(
     ]
 
 
-def two_devices_llama(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "llama", 2, FOUR_RUNS)
-
-
-def two_devices_gpt2(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "gpt2", 2, FOUR_RUNS)
-
-
-def head_tied_to_the_first_device(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "llama_tied", 2)
-
-
-def rows_that_end(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "llama_ending", 3, new=NEW_WITH_ENDS)
-
-
-def masks_of_two_kinds(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "gemma3", 3)
-
-
-def more_devices_than_layers(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "llama", 6)
-
-
-def eight_devices_for_twelve_layers(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "llama_12", 8)
-
-
-def with_accelerate(models: Models, log: list[Transfer]) -> Any:
-    return compare(models, "llama", 3, accelerate=True)
+COMPARED: dict[str, Callable[[Models], Any]] = {
+    "two_devices_llama": lambda models: compare(models, "llama", 2, FOUR_RUNS),
+    "two_devices_gpt2": lambda models: compare(models, "gpt2", 2, FOUR_RUNS),
+    "head_tied_to_the_first_device": lambda models: compare(models, "llama_tied", 2),
+    "rows_that_end": lambda models: compare(models, "llama_ending", 3, new=NEW_WITH_ENDS),
+    "masks_of_two_kinds": lambda models: compare(models, "gemma3", 3),
+    "more_devices_than_layers": lambda models: compare(models, "llama", 6),
+    "eight_devices_for_twelve_layers": lambda models: compare(models, "llama_12", 8),
+    "with_accelerate": lambda models: compare(models, "llama", 3, accelerate=True),
+}
 
 
 # --- hooks of the user's own --------------------------------------------------------------------------------------
@@ -339,14 +319,6 @@ def kept_between_steps(models: Models, log: list[Transfer]) -> Any:
 SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {
     scenario.__name__: scenario
     for scenario in (
-        two_devices_llama,
-        two_devices_gpt2,
-        head_tied_to_the_first_device,
-        rows_that_end,
-        masks_of_two_kinds,
-        more_devices_than_layers,
-        eight_devices_for_twelve_layers,
-        with_accelerate,
         vector_elsewhere,
         scores,
         activations,
@@ -364,7 +336,7 @@ def main(directory: str, *names: str) -> None:
     for name in names:
         with simulated_devices() as log:
             try:
-                found[name] = SCENARIOS[name](models, log)
+                found[name] = COMPARED[name](models) if name in COMPARED else SCENARIOS[name](models, log)
             except Exception:
                 found[name] = {"error": traceback.format_exc()}
     sys.stdout.write(json.dumps(found))

@@ -18,13 +18,6 @@ def test_log_q_is_renormalised_and_not_log_p_over_t():
     assert value != pytest.approx(math.log(0.3) / 0.7, abs=0.1)
 
 
-def test_log_q_inside_the_nucleus():
-    values = log_q(torch.tensor([0.5, 0.3, 0.2]).log().expand(3, 3), torch.arange(3), SamplingPolicy(top_p=0.6))
-    assert values[0].item() == pytest.approx(math.log(0.5 / 0.8), abs=1e-6)
-    assert values[1].item() == pytest.approx(math.log(0.3 / 0.8), abs=1e-6)
-    assert values[2].item() == -math.inf
-
-
 def test_greedy_log_q_is_a_point_mass():
     assert log_q(P.log().expand(2, 4), torch.tensor([0, 1]), SamplingPolicy.greedy()).tolist() == [0.0, -math.inf]
 

@@ -9,12 +9,6 @@ from scipy import stats
 from steerlab.measures.ratings import expected_aggregate, harmonic_mean, mean, rating_entropy, rating_probs
 
 
-def test_labels_of_one_token_by_hand():
-    probs, mass = rating_probs(np.log([0.1, 0.3]), [[5], [6]])
-    assert probs == pytest.approx([0.25, 0.75])
-    assert mass == pytest.approx(0.4)
-
-
 def test_a_label_that_another_one_begins_with_counts_without_it():
     # "1" 0.5, of which "10" 0.2, of which "100" 0.05; "2" 0.1
     probs, mass = rating_probs(np.log([0.5, 0.2, 0.05, 0.1]), [[1], [1, 0], [1, 0, 0], [2]])

@@ -36,10 +36,6 @@ def test_the_documented_example():
     assert [(w.start, w.first_scored, w.stop) for w in windows] == [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 10)]
 
 
-def test_stride_at_context_still_conditions_on_a_scored_token():
-    assert [(w.start, w.first_scored, w.stop) for w in sliding_windows(10, 4, 4)] == [(0, 1, 4), (3, 4, 7), (6, 7, 10)]
-
-
 @pytest.mark.parametrize(
     ("context", "stride"), [(1, 1), (0, 1), (4, 0), (4, 5), (4, -1), (4, 1.5), (4.0, 2), (True, 1)]
 )

@@ -7,7 +7,6 @@ from scipy.optimize import minimize
 from scipy.special import log_expit
 from sklearn.covariance import oas
 from sklearn.decomposition import PCA
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from steerlab.core.errors import InputError, VectorValueError
 from steerlab.steering.extraction._axes import Chunk, shrunk
@@ -64,22 +63,6 @@ def test_principal_axes_worked_by_hand():
     assert centred.abs().tolist() == pytest.approx([0, 1], abs=1e-7)
 
 
-def test_tightly_clustered_differences_are_for_the_uncentred_axis():
-    generator = torch.Generator().manual_seed(3)
-    negative = torch.randn(1, 50, 8, generator=generator) * 4
-    direction = torch.nn.functional.normalize(torch.ones(8), dim=0)
-    positive = negative + 2 * direction + 0.05 * torch.randn(1, 50, 8, generator=generator)
-    assert cosine(estimate("pca_uncentred", positive, negative)[0], direction) > 0.999
-    assert abs(cosine(estimate("pca_centred", positive, negative)[0], direction)) < 0.9
-
-
-def test_lda_worked_by_hand():
-    # within the sides the first coordinate has variance 4, the second 1, uncorrelated; means differ by (4, 1)
-    spread = torch.tensor([[2.0, 1.0], [2.0, -1.0], [-2.0, 1.0], [-2.0, -1.0]])
-    found = estimate("lda", (spread + torch.tensor([4.0, 1.0]))[None], spread[None])[0]
-    assert found.tolist() == pytest.approx([2**-0.5, 2**-0.5])  # (4/4, 1/1), normalised
-
-
 # --- against other implementations --------------------------------------------------------------------------------
 
 
@@ -118,14 +101,6 @@ def test_lda_is_the_discriminant_of_scaled_rows(n):
         covariance, _ = oas(within / scale, assume_centered=True)
         difference = (sides[0].mean(axis=0) - sides[1].mean(axis=0)) / scale
         assert cosine(found, np.linalg.solve(covariance, difference) / scale) > 1 - 1e-9
-
-
-def test_lda_is_near_scikit_learns_with_ledoit_wolf_shrinkage():
-    positive, negative = rows(200, n_layers=1)
-    fitted = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(
-        torch.cat([positive[0], negative[0]]).double().numpy(), [1] * 200 + [0] * 200
-    )
-    assert cosine(estimate("lda", positive, negative)[0], fitted.coef_[0]) > 0.99
 
 
 def test_logistic_weights_minimise_the_penalised_loss():

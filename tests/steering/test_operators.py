@@ -29,27 +29,12 @@ def applied(edit, h):
 # --- worked by hand -----------------------------------------------------------------------------------------------
 
 
-def test_add_coef_adds_the_vector_times_coef():
-    assert delta(sl.add(V, coef=2.0), 5.0, 5.0) == [6, 8]
-    assert delta(sl.add(V, coef=-0.5), 0.0, 0.0) == [-1.5, -2]
-
-
 def test_add_dose_adds_a_norm_in_units_of_the_median():
     assert delta(sl.add(V, dose=0.2), 5.0, 5.0, median=100.0) == pytest.approx([12, 16])
-    assert delta(sl.add(V.scaled(7.0), dose=0.2), 5.0, 5.0, median=100.0) == pytest.approx([12, 16])
-
-
-def test_ablate_removes_the_component():
-    # u·h = .6·10 + .8·0 = 6, so Δ = −6 u
-    assert delta(sl.ablate(V), 10.0, 0.0) == pytest.approx([-3.6, -4.8])
-    assert delta(sl.ablate(V), -4.0, 3.0) == pytest.approx([0, 0], abs=1e-6)
-
-
-def test_clamp_moves_the_projection_to_the_nearest_bound():
-    # u·h = 6
-    assert delta(sl.clamp(V, hi=5.0), 10.0, 0.0) == pytest.approx([-0.6, -0.8])
-    assert delta(sl.clamp(V, lo=8.0), 10.0, 0.0) == pytest.approx([1.2, 1.6])
-    assert delta(sl.clamp(V, lo=0.0, hi=7.0), 10.0, 0.0) == pytest.approx([0, 0], abs=1e-6)
+    long = sl.add(V.scaled(7.0), dose=0.2).with_median_norm(100.0)
+    assert delta(long, 5.0, 5.0) == pytest.approx([12, 16])
+    change, norm = long.constant_delta(torch.device("cpu"), torch.float32)
+    assert (change.tolist(), norm) == (pytest.approx([12, 16]), pytest.approx(20))
 
 
 def test_clamp_bounds_in_doses_are_multiples_of_the_median():
@@ -66,30 +51,8 @@ def test_a_dose_without_a_median_is_an_error_not_a_nan():
 
 
 @given(streams)
-def test_ablating_twice_is_ablating_once(h):
-    once = applied(sl.ablate(V), h)
-    torch.testing.assert_close(applied(sl.ablate(V), once), once, atol=1e-4, rtol=0)
-    assert (once @ V.unit).abs().max() < 1e-4
-
-
-@given(streams, st.floats(-50, 50), st.floats(0, 50))
-def test_after_a_clamp_the_projection_is_within_bounds_and_nothing_else_moved(h, lo, width):
-    after = applied(sl.clamp(V, lo, lo + width), h)
-    projection = after @ V.unit
-    assert (projection >= lo - 1e-3).all()
-    assert (projection <= lo + width + 1e-3).all()
-    across = torch.tensor([-0.8, 0.6])
-    torch.testing.assert_close(after @ across, h @ across, atol=1e-3, rtol=0)
-
-
-@given(streams)
 def test_a_clamp_that_holds_already_is_the_identity_to_the_bit(h):
     assert torch.equal(applied(sl.clamp(V, lo=-1000.0, hi=1000.0), h), h)
-
-
-@given(streams)
-def test_clamping_to_zero_is_ablating(h):
-    torch.testing.assert_close(sl.clamp(V, 0.0, 0.0).delta(h), sl.ablate(V).delta(h), atol=1e-5, rtol=0)
 
 
 @given(streams, st.floats(-3, 3), st.sampled_from([sl.add(V, coef=1.5), sl.ablate(V), sl.clamp(V, hi=1.0)]))
@@ -201,11 +164,6 @@ def test_set_makes_the_projection_the_target():
     assert delta(sl.set(V, dose=0.08), 10.0, 0.0, median=100.0) == pytest.approx([1.2, 1.6])
 
 
-def test_set_to_zero_is_ablate():
-    h = torch.tensor([[10.0, 0.0], [-3.0, 7.0]])
-    torch.testing.assert_close(applied(sl.set(V, 0.0), h), applied(sl.ablate(V), h))
-
-
 def test_a_reference_point_moves_the_origin_of_the_projection():
     # u·r = .6·5 + .8·0 = 3, so the projection becomes 8 + 3 = 11; it was 6, so Δ = 5 u
     r = SteeringVector.from_tensor(torch.tensor([5.0, 0.0]), layer=3)
@@ -214,14 +172,6 @@ def test_a_reference_point_moves_the_origin_of_the_projection():
     assert float((applied(edit, torch.tensor([[10.0, 0.0]])) - r.values) @ V.unit) == pytest.approx(8.0)
     (term,) = edit.terms()
     assert (term.gate.amount, term.gate.slope) == pytest.approx((11.0, -1.0))
-
-
-@given(streams, st.floats(-50, 50))
-def test_after_set_the_projection_is_the_target_and_nothing_else_moved(h, target):
-    after = applied(sl.set(V, target), h)
-    torch.testing.assert_close(after @ V.unit, torch.full((2,), target), atol=2e-4, rtol=1e-5)
-    across = torch.tensor([-0.8, 0.6])
-    torch.testing.assert_close(after @ across, h @ across, atol=2e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("strength", [{}, {"dose": 1.0, "coef": 1.0}, {"value": 1.0, "dose": 1.0}])
@@ -239,11 +189,6 @@ def test_set_with_value_and_coef_says_that_they_mean_the_same():
 
 E0 = SteeringVector.from_tensor(torch.tensor([2.0, 0.0, 0.0]), layer=1)
 E1 = SteeringVector.from_tensor(torch.tensor([3.0, 5.0, 0.0]), layer=1)  # orthogonal to E0 it is the second axis
-
-
-def test_a_quarter_turn_takes_the_first_axis_to_the_second():
-    assert delta(sl.rotate(E0, E1, angle=math.pi / 2), 4.0, 0.0, 9.0) == pytest.approx([-4, 4, 0], abs=1e-5)
-    assert delta(sl.rotate(E0, E1, angle=math.pi / 2), 0.0, 4.0, 9.0) == pytest.approx([-4, -4, 0], abs=1e-5)
 
 
 def test_sixty_degrees_by_hand():

@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import math
+import os
 import shutil
 import sys
 from contextlib import contextmanager
@@ -32,11 +33,17 @@ def pytest_collection_modifyitems(items):
 OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 8}
 """Of a small engine."""
 
+ASKED = json.loads(os.environ.get("STEERLAB_TEST_VLLM", "{}"))
+"""What an environment asks of every engine, as `benchmarks/vllm_forms.py` does on a GPU."""
+
 
 @contextmanager
 def started(path, *, in_process=True, **arguments):
     """A small engine in float32; in this process it starts in a quarter of the time."""
-    with set_up_vllm(in_process=in_process), sl.load(path, backend="vllm", **{**OPTIONS, **arguments}) as engine:
+    with (
+        set_up_vllm(in_process=in_process),
+        sl.load(path, backend="vllm", **{**OPTIONS, **arguments, **ASKED}) as engine,
+    ):
         yield engine
 
 
