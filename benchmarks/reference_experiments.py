@@ -109,9 +109,10 @@ def measured(engine: Any, kind: str, draw: int, options: argparse.Namespace) -> 
     start = time.perf_counter()
     with sl.Experiment(f"{kind}-{draw}", engine, seed=draw, root=folder(options)) as exp:
         vector, pairs, items = MADE.get(kind, questions)(exp, kind, draw, options)
+        items = items.take(range(min(options.items, len(items))))
         effect = exp.effect(
             sl.Plan(sl.add(vector, dose=1.0)),
-            items.take(range(min(options.items, len(items)))),
+            items,
             options.doses,
             controls=sl.Controls(random=options.draws, shuffled=options.draws),
             pairs=pairs,
@@ -124,7 +125,14 @@ def measured(engine: Any, kind: str, draw: int, options: argparse.Namespace) -> 
     about = {"model": engine.info.name, "kind": kind, "draw": draw, "layer": vector.layer}
     after = {"fitted_doses": len(effect.fitted_doses), "reasons": " ".join(effect.reasons)}
     seconds = {"seconds": round(time.perf_counter() - start, 1)}
-    return {**about, **{name: found[name] for name in names}, **ends, **ranks, **after, **seconds}
+    letters = by_letter(effect, items) if kind in EVALS else {}
+    return {**about, **letters, **{name: found[name] for name in names}, **ends, **ranks, **after, **seconds}
+
+
+def by_letter(effect: sl.Effect, items: sl.Targets) -> dict[str, float]:
+    """Mean slope of the questions whose matching answer is each letter: a bias of letters has opposite signs."""
+    letters = [item.positives[0] for item in items]
+    return {f"slope_{name}": float(slope) for name, slope in effect.item_slopes.slope.groupby(letters).mean().items()}
 
 
 Made = tuple[sl.SteeringVector, sl.ContrastPairs, sl.Targets]
