@@ -130,7 +130,7 @@ def test_doctor(steerlab, tiny_llama_path, tiny_gpt2_path):
     assert found["family"] == "gpt2"
     assert found["table"]["bridge"]["edit"] == {"state": "checked", "note": "lens"}
     assert {one["state"] for one in found["findings"]} == {"same"}
-    assert [one["engine"] for one in found["findings"]] == ["bridge"] * 5 + ["fast"]
+    assert [one["engine"] for one in found["findings"]] == ["bridge"] * 5 + ["fast", "graph"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 
 import steerlab as sl
 from steerlab.core.errors import InputError, PlanError
-from steerlab.steering.operators import Edit, Operator
+from steerlab.steering.operators import Edit, Gate, Operator, Term
 from tests.lens.helpers import PROMPTS, random_vector
 
 GREEDY = sl.SamplingPolicy.greedy()
@@ -178,10 +178,23 @@ def test_captures_read_span_ids_and_mask_positions(tiny_llama_engine):
     assert masked.positions[0] == (1,)
 
 
+class Feature(Operator):
+    """Sets what is read along a direction, where it is above a threshold."""
+
+    unit = "coef"
+
+    def terms(self, along):
+        return (Term(along.unit, Gate(3.0, slope=-1.0, threshold=0.1), along.unit, bias=0.05),)
+
+    def to_json(self):
+        return {"kind": "feature"}
+
+
 def test_a_program_runs_every_operator_option_and_set_of_positions_as_the_fast_engine_does(tiny_llama_engine):
     engine = tiny_llama_engine
     kinds = ["affine", "ids", "span", "rotate", "norm kept", "decay", "window", "condition"]
-    plan = sl.Plan(*(edit for kind in kinds for edit in plan_of(engine, kind)))
+    feature = Edit(Feature(), random_vector(engine, layer=2), sl.where.all())
+    plan = sl.Plan(*(edit for kind in kinds for edit in plan_of(engine, kind)), feature)
     options = {"policy": GREEDY, "max_new_tokens": 7, "plan": plan}
     fast = engine.generate(PROMPTS[:3], engine="fast", **options)
     edited = [[edit.edited for edit in receipt.edits] for receipt in engine.receipts]

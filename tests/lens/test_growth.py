@@ -32,6 +32,7 @@ EXPECTED = {
     "bloom": ALL,
     "mpt": ALL,
 }
+PROGRAMS = ("bloom", "mpt")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:A short comparison on this model found:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*fast path is not available.*"),
@@ -68,6 +69,17 @@ def test_generation_in_a_batch_is_that_of_plain_rows(unusual):
     for prompt, row in zip(PROMPTS, rows, strict=True):
         assert row.token_ids == greedy_by_hand(plain, prompt)
         assert row.token_log_probs == pytest.approx(plain_log_probs(plain, prompt, row.token_ids), abs=1e-4)
+
+
+def test_a_program_runs_them_where_it_gives_the_same(unusual):
+    name, engine, plain = unusual
+    options = {"policy": GREEDY, "max_new_tokens": NEW, "engine": "graph"}
+    if name not in PROGRAMS:
+        with pytest.raises(sl.InputError, match="engine='graph' cannot run here"):
+            engine.generate(PROMPTS, **options)
+        return
+    for prompt, row in zip(PROMPTS, engine.generate(PROMPTS, **options), strict=True):
+        assert row.token_ids == greedy_by_hand(plain, prompt)
 
 
 def test_rows_that_end_are_dropped_or_left_alone(unusual):

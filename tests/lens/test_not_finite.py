@@ -50,6 +50,25 @@ def test_a_row_ends_with_an_error_and_the_others_are_as_without_it(broken_row, p
         assert rows[index].finish_reason == alone[index].finish_reason
 
 
+def test_a_row_that_breaks_after_others_were_dropped_is_the_one_that_ends(tiny_llama_engine, monkeypatch):
+    engine, prompts, options = tiny_llama_engine, [*PROMPTS, PROMPTS[0]], {"policy": GREEDY, "max_new_tokens": 6}
+    plain = engine.generate(prompts, **options)
+    end = plain[0].token_ids[0]
+    assert end not in [*plain[1].token_ids, *plain[2].token_ids]
+    monkeypatch.setattr(engine.model.original_model.generation_config, "eos_token_id", end)
+
+    def late(value, hook):
+        step = sl.current_step()
+        hit = (step.prompt_lens == len(PROMPTS[2])) & (step.index == 3)
+        return torch.where(hit[:, None, None], torch.nan, value)
+
+    with engine.model.hooks(fwd_hooks=[("blocks.1.hook_in", late)]):
+        rows = engine.generate(prompts, **options)
+    assert [row.finish_reason for row in rows] == ["eos", "length", "error", "eos"]
+    assert rows[1].token_ids == plain[1].token_ids
+    assert rows[2].token_ids == plain[2].token_ids[:3]
+
+
 def test_scores_and_captures_name_the_row(broken_row):
     with pytest.raises(NonFiniteError, match=r"logits of prompt 1 \(row 1\) are not finite.*a hook of yours"):
         broken_row.score(PROMPTS, [[[6]]] * 3)

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from transformers import FalconH1Config, Lfm2Config, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers import DeepseekV4Config, FalconH1Config, Lfm2Config, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel
 
 import steerlab as sl
 from steerlab._runtime.model_state import state_of
@@ -159,6 +159,14 @@ def test_threads_that_want_one_program_wait_for_each_other(tiny_llama_engine):
     assert str([edits for _, edits in together]) == str([edits for _, edits in one_by_one])  # NaN where none is edited
 
 
+def test_a_row_may_grow_beyond_the_room_that_its_prompt_takes(tiny_llama_engine):
+    """Prompts of up to 64 tokens alone would share the smallest program."""
+    options = {"plan": plan_of(tiny_llama_engine, "clamp"), "policy": GREEDY, "max_new_tokens": NEW}
+    prompts = [[5 + k % 300 for k in range(program_rows.CAPACITY_STEP - 4)], [7, 60, 8]]
+    fast, ours = (tiny_llama_engine.generate(prompts, engine=way, **options) for way in ("fast", "graph"))
+    check_equal((fast, fast.receipts), (ours, ours.receipts))
+
+
 def test_lengths_share_few_programs():
     capacities = {program_rows._capacity(needed) for needed in range(1, 4097)}
     assert len(capacities) <= 24
@@ -273,6 +281,7 @@ def test_a_gate_of_another_activation_is_left_alone(activation):
     [
         FalconH1Config(num_hidden_layers=2),
         Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
+        DeepseekV4Config(num_hidden_layers=2),  # of its layers there is no cache of fixed size
     ],
 )
 def test_a_cache_of_more_than_keys_and_values_does_not_fit(config):
@@ -288,6 +297,22 @@ def test_a_model_on_which_a_program_differs_is_refused(tiny_llama_engine, monkey
             engine.generate("Hi", max_new_tokens=2, engine="graph")
     finally:
         state_of(engine.model).known.pop("program difference", None)
+
+
+def test_a_model_that_ignores_its_mask_gets_no_program(tiny_llama_path, monkeypatch):
+    """Its rows run whole on the fast engine; in a program, padded ones would get other tokens than alone."""
+    forward = LlamaModel.forward
+    monkeypatch.setattr(LlamaModel, "forward", lambda *args, attention_mask=None, **given: forward(*args, **given))
+    with sl.load(tiny_llama_path, device="cpu") as engine:
+        engine.model.original_model.config.model_type = "something_else"
+        with pytest.raises(InputError, match=r"found other logits than the fast engine's\. Use engine='fast'"):
+            engine.generate(PROMPTS[:3], policy=GREEDY, max_new_tokens=2, engine="graph")
+
+
+def test_an_edit_in_the_middle_of_a_layer_is_refused(tiny_llama_engine):
+    plan = sl.Plan(sl.add(random_vector(tiny_llama_engine, layer=1, site="resid_mid"), coef=1.0))
+    with pytest.raises(InputError, match=r"The plan edits resid_mid\. Use engine='fast'"):
+        tiny_llama_engine.generate("Hi", plan=plan, max_new_tokens=2, engine="graph")
 
 
 def test_hooks_of_a_user_are_refused(tiny_llama_engine):

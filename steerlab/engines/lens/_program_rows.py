@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from steerlab._runtime.capturing import plan_hooks
+from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.hooks import alone
 from steerlab._runtime.model_state import remembered
-from steerlab._runtime.rows import Rows, left_padded
+from steerlab._runtime.rows import left_padded
 from steerlab._runtime.step import Step, running
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import InputError
@@ -168,7 +169,7 @@ def _difference(bridge: Any) -> str | None:
     try:
         runs = [PlanRun(_trial(bridge), len(lens)) for _ in range(2)]
         ours = ProgramRows(bridge, runs[0], lens, 1 + len(_NEXT), is_compiled=False)
-        plain = Rows(backend.model, runs[1], lens)
+        plain = fresh_rows(backend.model, runs[1], lens, "step")
         with ours.alone():
             found = [ours.extend(ids, valid, keep=1), *(ours.step(torch.tensor(next_)).clone() for next_ in _NEXT)]
         with backend.attached(plan_hooks(runs[1])):
