@@ -179,12 +179,13 @@ def test_captures_read_span_ids_and_mask_positions(tiny_llama_engine):
 
 
 class Feature(Operator):
-    """Sets what is read along a direction, where it is above a threshold."""
+    """Sets what is read along a direction, where it is above a threshold; a second one is never reached."""
 
     unit = "coef"
 
     def terms(self, along):
-        return (Term(along.unit, Gate(3.0, slope=-1.0, threshold=0.1), along.unit, bias=0.05),)
+        gates = (Gate(3.0, slope=-1.0, threshold=threshold) for threshold in (0.1, 1e3))
+        return tuple(Term(along.unit, gate, along.unit, bias=0.05) for gate in gates)
 
     def to_json(self):
         return {"kind": "feature"}
