@@ -29,7 +29,8 @@ def test_a_notebook_shows_its_own_output(tiny_path, monkeypatch, tmp_path):
     notebook.cells = [nbformat.v4.new_code_cell(cell.format(path=str(tiny_path))) for cell in _CELLS]
     nbclient.NotebookClient(notebook, timeout=500).execute(env=dict(os.environ))
     shown = [(k, output.get("text", str(output))) for k, cell in enumerate(notebook.cells) for output in cell.outputs]
-    shown = [(k, text) for k, text in shown if "IProgress not found" not in text]  # tqdm's, without ipywidgets
+    # tqdm's, without ipywidgets; and what is left of a bar, which a slow machine shows
+    shown = [(k, text) for k, text in shown if "IProgress not found" not in text and "'text/html': ''" not in text]
     (log,) = (tmp_path / "logs").glob("*.log")
     assert shown == [(0, f"vLLM starts; its log is in {log}\n"), (1, "1\n")]
     text = log.read_text()
