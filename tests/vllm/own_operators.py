@@ -16,7 +16,7 @@ class Reflect(Operator):
         return (Term(write=along.unit, gate=Gate(slope=-2.0), read=along.unit),)
 
     def to_json(self):
-        return {"kind": "reflect"}
+        return {"kind": "served-reflect"}
 
     def __str__(self):
         return "reflect()"
@@ -28,4 +28,4 @@ class Unregistered(Reflect):
         return {"kind": "unregistered"}
 
 
-sl.register_operator("reflect", lambda data, hook_point: Reflect())
+sl.register_operator("served-reflect", lambda data, hook_point: Reflect())
