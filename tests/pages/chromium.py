@@ -35,13 +35,18 @@ class Tab:
     def show(self, url: str, *, width: int, height: int = 900, dark: bool = False, media: str = "") -> None:
         """Opens a page at a size in CSS pixels and waits until it has loaded."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._go("about:blank")  # the page that is left must neither see the new colours nor store its own
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
+        self.call("Storage.clearDataForOrigin", origin="/".join(url.split("/")[:3]), storageTypes="local_storage")
         self.requested.clear()
-        for place in ("about:blank", url):  # a page that is left must not store its colours for the next one
-            self.call("Page.navigate", url=place)
-            self.browser.wait("Page.loadEventFired", self)
+        self._go(url)
         self.run("new Promise(done => requestAnimationFrame(() => setTimeout(done, 150)))")
+
+    def _go(self, url: str) -> None:
+        self.browser.forget()
+        self.call("Page.navigate", url=url)
+        self.browser.wait("Page.loadEventFired", self)
 
     def run(self, script: str) -> Any:
         """The value of an expression on the page."""
@@ -78,9 +83,6 @@ class Browser:
         self._tabs[session] = tab = Tab(self, session)
         for domain in ("Page", "Network", "Runtime"):
             tab.call(f"{domain}.enable")
-        # a page that remembers a choice of colours would show the ones of the page before
-        forget = "try { localStorage.clear() } catch {}"
-        tab.call("Page.addScriptToEvaluateOnNewDocument", source=forget)
         return tab
 
     def call(self, method: str, params: dict[str, Any], tab: Tab | None = None) -> dict[str, Any]:
@@ -95,9 +97,12 @@ class Browser:
                 return answer["result"]
 
     def wait(self, event: str, tab: Tab) -> None:
-        """Waits for an event, or returns at once if it has come."""
+        """Waits for an event, or returns at once if it has come since `forget`."""
         while (event, tab.session) not in self._seen:
             self._next()
+
+    def forget(self) -> None:
+        """Events that came before this count no longer."""
         self._seen.clear()
 
     def _next(self) -> dict[str, Any]:

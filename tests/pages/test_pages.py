@@ -25,6 +25,12 @@ PAGES = ["index.html", REPORT, *(f"tutorials/{name}/index.html" for name in NOTE
 CHECKS = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8")
 A4 = 680
 """Width of an A4 page between margins of 15 mm, in CSS pixels."""
+SCHEME = """(async expected => {
+    const scheme = () => document.body.dataset.mdColorScheme
+    for (let left = 100; left && scheme() !== expected; left--) await new Promise(done => setTimeout(done, 50))
+    return scheme()
+})"""
+"""The page's colour scheme, as soon as it is the expected one or after five seconds."""
 SHOTS = os.environ.get("STEERLAB_PAGES_SHOTS")
 """A folder for pictures of all pages, to look at."""
 
@@ -97,7 +103,8 @@ def test_page_on_a_screen(tab: Tab, site: str, page: str, width: int, dark: bool
     tab.show(f"{site}/{page}", width=width, dark=dark)
     tab.run("for (const one of document.querySelectorAll('details')) one.open = true")
     if page != REPORT:
-        assert tab.run("document.body.dataset.mdColorScheme") == ("slate" if dark else "default")
+        expected = "slate" if dark else "default"
+        assert tab.run(f"{SCHEME}('{expected}')") == expected
     picture(tab, page, f"{width}-{'dark' if dark else 'light'}")
     assert checked(tab) == []
     assert elsewhere(tab, site) == []
