@@ -2,18 +2,24 @@
 
 Usage: ``.venv/bin/python scripts/run_notebooks.py [NAME ...]``
 
-One kernel runs them all, with its names cleared in between, so that libraries are imported once; the one with vLLM has
-a kernel of its own. A notebook whose text and package are as they were when it was last run is not run again. The run
-fails if a cell does. It says how much processor time each took, and whether that is far from what its first cell says.
+A kernel per processor runs them, with its names cleared in between, so that libraries are imported once; the one with
+vLLM has a kernel of its own. A notebook whose text and package are as they were when it was last run is not run again.
+The run fails if a cell does. It says how much processor time each took, and whether that is far from what its first
+cell says.
 """
 
 import hashlib
+import os
 import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 
 import jupytext
 import nbformat
@@ -39,24 +45,41 @@ def main(names: list[str]) -> None:
     paths = [ROOT / "notebooks" / f"{name}.py" for name in names] or sorted((ROOT / "notebooks").glob("*.py"))
     BUILT.mkdir(parents=True, exist_ok=True)
     due = [path for path in paths if not is_built(path)]
-    together = [path for path in due if path.stem not in APART]
-    if together:
-        run_in_one_kernel(together)
-    for path in due:
-        if path.stem in APART and find_spec(APART[path.stem]):
-            run_in_one_kernel([path])
-        elif path.stem in APART:
-            say(f"{path.stem}: NOT RUN, because {APART[path.stem]} is not installed; its page has no outputs")
-            write(path, jupytext.read(path), None, inputs(path))
+    missing = [path for path in due if path.stem in APART and not find_spec(APART[path.stem])]
+    for path in missing:
+        say(f"{path.stem}: NOT RUN, because {APART[path.stem]} is not installed; its page has no outputs")
+        write(path, jupytext.read(path), None, inputs(path))
+    longest_first = sorted(set(due) - set(missing), key=lambda path: -stated_seconds(jupytext.read(path)))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    kernels = max(1, min(len(longest_first), processors))
+    waiting: SimpleQueue[Path | None] = SimpleQueue()
+    for path in [*longest_first, *[None] * kernels]:
+        waiting.put(path)
+    with ThreadPoolExecutor(kernels) as pool:
+        for one in [pool.submit(run_until_none, waiting, processors // kernels) for _ in range(kernels)]:
+            one.result()
 
 
-def run_in_one_kernel(paths: list[Path]) -> None:
-    """Run notebooks one after the other."""
-    manager, client = start_new_kernel(kernel_name="python3")
+def run_until_none(waiting: SimpleQueue[Path | None], threads: int) -> None:
+    """Run notebooks that nobody else has taken, in a kernel of so many threads."""
+    with ExitStack() as shared:
+        together = None
+        for path in iter(waiting.get, None):
+            if path.stem in APART:
+                with kernel(threads) as apart:
+                    run(path, apart)
+            else:
+                together = together or shared.enter_context(kernel(threads))
+                run(path, together)
+
+
+@contextmanager
+def kernel(threads: int) -> Iterator[KernelManager]:
+    """A running kernel whose libraries compute with so many threads."""
+    manager, client = start_new_kernel(kernel_name="python3", env={**os.environ, "OMP_NUM_THREADS": str(threads)})
     client.stop_channels()
     try:
-        for path in paths:
-            run(path, manager)
+        yield manager
     finally:
         manager.shutdown_kernel(now=True)
 

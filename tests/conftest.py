@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ settings.load_profile("steerlab")
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or min(4, len(os.sched_getaffinity(0)))))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script: tests send interrupts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # --- models -------------------------------------------------------------------------------------------------------

@@ -60,8 +60,13 @@ SECONDS = {
 """By file: about how long it takes; the others take a few seconds."""
 
 
+TOGETHER = {"tests/sequences/test_sharded.py": "tests/sequences/test_data_parallel.py"}
+"""Files whose tests belong to another file's unit, with which they share what takes long to set up."""
+
+
 def unit_of(test_id: str) -> str:
-    return test_id.partition("::")[0]
+    file = test_id.partition("::")[0]
+    return TOGETHER.get(file, file)
 
 
 def in_order_of_length(test_ids: Sequence[str], runs_vllm: Sequence[bool]) -> list[int]:

@@ -1,10 +1,11 @@
-"""The main job on the real model: the shipped sentiment vector has an effect, a vector without signal has none."""
+"""The main job on the real model: the shipped sentiment vector has an effect.
 
-import numpy as np
+That a vector without signal has none is shown, and asserted, by the notebook *An honest null*.
+"""
+
 import pytest
 
 import steerlab as sl
-from steerlab.core.contrast_pairs import balanced_flips
 from steerlab.core.shipped import shipped_vectors
 
 DOSES = [-0.2, 0.0, 0.2]
@@ -35,21 +36,3 @@ def test_sentiment_everywhere_is_steep_and_beyond_random_directions(
     assert effect.ci[0] > 0
     assert effect.anti_steerable == 0
     assert effect.null_slopes.slope.abs().max() < effect.rank_slope / 2
-
-
-@pytest.mark.slow
-def test_balanced_label_flips_are_no_effect(
-    lens_engine: sl.LensEngine, pairs: sl.ContrastPairs, targets: sl.Targets
-) -> None:
-    flipped = pairs.flipped(balanced_flips(pairs.groups, np.random.default_rng(0)))
-    exp = sl.Experiment("null", lens_engine, root=None)
-    vectors = exp.extract(flipped, layers=[14])
-    effect = exp.effect(
-        sl.Plan(sl.add(vectors[14], dose=1.0)),
-        targets,
-        DOSES,
-        controls=sl.Controls(random=19, shuffled=19),
-        pairs=flipped,
-    )
-    assert effect.verdict in ("no effect", "inconclusive"), (effect.slope, effect.reasons)
-    assert effect.detectable > abs(effect.slope), "it says what it would have taken"

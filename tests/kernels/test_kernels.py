@@ -133,24 +133,25 @@ print("all heads agree")
 """
 
 
-def interpreted(code: str, **values: object) -> str:
-    code = code.format(device="cpu", **values)
+@pytest.fixture(scope="module")
+def interpreted() -> str:
+    """What the three programs print, interpreted in one process."""
+    programs = [
+        EDGES.format(device="cpu", widths=(5, 700), top_ps=(0.05, 0.8, 0.999), n_rows=3),
+        STEPS.format(device="cpu", widths=(300, 1500)),
+        HEADS.format(device="cpu", dtype="float32", n_rows=6, width=50, tolerances=(2e-5, 2e-5)),
+    ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = [sys.executable, "-c", "import sys\nfor one in sys.argv[1:]: exec(one, {})", *programs]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     return done.stdout
 
 
-def test_edges_equal_those_of_the_full_sort():
-    assert "all edges agree" in interpreted(EDGES, widths=(5, 1500), top_ps=(0.05, 0.8, 0.999), n_rows=3)
-
-
-def test_steps_and_gradients_equal_the_eager_ones():
-    assert "all steps agree" in interpreted(STEPS, widths=(300, 2500))
-
-
-def test_the_fused_head_equals_the_eager_one():
-    assert "all heads agree" in interpreted(HEADS, dtype="float32", n_rows=6, width=50, tolerances=(2e-5, 2e-5))
+@pytest.mark.parametrize("kernels", ["edges", "steps", "heads"])
+def test_kernels_equal_the_eager_code(interpreted: str, kernels: str):
+    """Edges those of the full sort; steps and the fused head with their gradients."""
+    assert f"all {kernels} agree" in interpreted
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -3,12 +3,22 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerlab.sequences import BatchedSequences, SequenceProcessor
+from tests.sequences import two_processes
+from tests.sequences.data_parallel import N_PROCESSES
 from tests.sequences.helpers import CharTokenizer, enumerable_model
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tiny_llama_path):
     return AutoTokenizer.from_pretrained(tiny_llama_path)
+
+
+@pytest.fixture(scope="session")
+def in_two_processes(tiny_llama_path, tmp_path_factory):
+    """What each of two processes found under DistributedDataParallel, and of a sharded model."""
+    directory = tmp_path_factory.mktemp("processes")
+    torch.multiprocessing.spawn(two_processes.run, (tiny_llama_path, directory), nprocs=N_PROCESSES)
+    return [torch.load(directory / f"rank{rank}.pt") for rank in range(N_PROCESSES)]
 
 
 @pytest.fixture

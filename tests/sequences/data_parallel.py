@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -56,17 +55,6 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return found
-
-
-def in_process(rank: int, path: Path, directory: Path) -> None:
-    """Runs every scenario in one of the processes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{directory / 'meeting'}", rank=rank, world_size=N_PROCESSES)
-    try:
-        found = {name: scenario(rank, path) for name, scenario in SCENARIOS.items()}
-    finally:
-        dist.destroy_process_group()
-    torch.save(found, directory / f"rank{rank}.pt")
 
 
 def _steps(rank: int, path: Path, wrap: Callable[[Any], Any] = DistributedDataParallel) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import steerlab as sl
@@ -17,17 +16,6 @@ from steerlab.core.errors import InputError
 from steerlab.sequences import SequenceProcessor
 from tests.sequences import data_parallel
 from tests.sequences.data_parallel import MOVED, N_PROCESSES, drawn, loss_of, processor_of, share
-
-
-def in_process(rank: int, path: Path, directory: Path) -> None:
-    """Runs every scenario in one of the processes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{directory / 'meeting'}", rank=rank, world_size=N_PROCESSES)
-    try:
-        found = {name: scenario(rank, path, "cpu") for name, scenario in SCENARIOS.items()}
-    finally:
-        dist.destroy_process_group()
-    torch.save(found, directory / f"rank{rank}.pt")
 
 
 def load(path: Path, device: str) -> Any:

@@ -11,7 +11,6 @@ from tests.sequences.data_parallel import (
     direction,
     drawn,
     gradients,
-    in_process,
     load,
     loss_of,
     processor_of,
@@ -22,11 +21,9 @@ pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch
 
 
 @pytest.fixture(scope="module")
-def found(tiny_llama_path, tmp_path_factory):
+def found(in_two_processes):
     """What the two processes saved."""
-    directory = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(in_process, (tiny_llama_path, directory), nprocs=N_PROCESSES)
-    return [torch.load(directory / f"rank{rank}.pt") for rank in range(N_PROCESSES)]
+    return [saved["data_parallel"] for saved in in_two_processes]
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,15 @@ import torch
 import torch.distributed as dist
 
 from tests.sequences.data_parallel import N_PROCESSES, drawn, load, loss_of, processor_of, share
-from tests.sequences.sharded import columns_processor, gradients, in_process, odd_head, plan_of, scores
+from tests.sequences.sharded import columns_processor, gradients, odd_head, plan_of, scores
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
 
 @pytest.fixture(scope="module")
-def found(tiny_llama_path, tmp_path_factory):
+def found(in_two_processes):
     """What the two processes saved."""
-    directory = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(in_process, (tiny_llama_path, directory), nprocs=N_PROCESSES)
-    return [torch.load(directory / f"rank{rank}.pt") for rank in range(N_PROCESSES)]
+    return [saved["sharded"] for saved in in_two_processes]
 
 
 @pytest.fixture(scope="module")

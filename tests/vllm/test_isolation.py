@@ -62,7 +62,7 @@ def by_tokens(vector):
 
 
 def run(engine, prompt, plan, **options):
-    (row,) = engine.generate([prompt], plan=plan, policy=GREEDY, **{"max_new_tokens": 12, **options})
+    (row,) = engine.generate([prompt], plan=plan, policy=GREEDY, **{"max_new_tokens": 6, **options})
     return row
 
 
@@ -94,11 +94,11 @@ def test_a_random_mixture_answers_as_clean_engines_do(engine, plans):
     names = list(plans)
     clean = {(p, n): fresh(engine, prompts[p], plans[n]) for p in range(len(prompts)) for n in names}
     engine.llm.reset_prefix_cache()
-    drawn = [(int(rng.integers(len(prompts))), names[rng.integers(len(names))]) for _ in range(2000)]
+    drawn = [(int(rng.integers(len(prompts))), names[rng.integers(len(names))]) for _ in range(500)]
     for start in range(0, len(drawn), 100):
         batch = drawn[start : start + 100]
         rows = engine.generate(
-            [prompts[p] for p, _ in batch], plan=[plans[n] for _, n in batch], policy=GREEDY, max_new_tokens=12
+            [prompts[p] for p, _ in batch], plan=[plans[n] for _, n in batch], policy=GREEDY, max_new_tokens=6
         )
         for key, row in zip(batch, rows, strict=True):
             assert_equal(row, clean[key])
