@@ -762,6 +762,18 @@ MUTANTS = [
         "tests/lens/test_programs.py -k from_the_start",
     ),
     Mutant(
+        "a model's parameters are replaced while its copy runs",
+        "share_lock(self.model, model)",
+        "pass",
+        "tests/lens/test_threads.py -k processor_puts",
+    ),
+    Mutant(
+        "a stream reads where a replaced weight lay",
+        "if self.program is not None and self.program.is_outdated:",
+        "if False:",
+        "tests/lens/test_programs.py -k stream_ends",
+    ),
+    Mutant(
         "a program is wider than the context",
         "return rounded if context is None else max(needed, min(rounded, context))",
         "return rounded",

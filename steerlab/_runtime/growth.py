@@ -16,9 +16,8 @@ from torch import Tensor
 
 from steerlab._runtime.families import CHECKED_FAMILIES
 from steerlab._runtime.hooks import alone
-from steerlab._runtime.model_state import remembered
 from steerlab._runtime.rows import Rows, left_padded
-from steerlab._runtime.self_comparison import is_out_of_memory, ordinary_tokens, rounding_of
+from steerlab._runtime.self_comparison import found_out, is_out_of_memory, ordinary_tokens, rounding_of, undisturbed
 from steerlab._runtime.whole_rows import WholeRows
 from steerlab.measures._rounding import Rounding
 from steerlab.steering._run import PlanRun
@@ -72,11 +71,10 @@ def growth_of(model: Any) -> Growth:
     """What is right on a model, tried once."""
     if model.config.get_text_config().model_type in CHECKED_FAMILIES:
         return Growth(True, True, True)
-    with alone(model):
-        return remembered(model, "growth", lambda: _tried(model))
+    with alone(model), undisturbed(model):
+        return found_out(model, "growth", lambda: _tried(model))
 
 
-@torch.no_grad()
 def _tried(model: Any) -> Growth:
     rounding, tokens = rounding_of(model), iter(ordinary_tokens(model, sum(_LENS) + _AFTER * len(_LENS)))
     prompts = left_padded([list(islice(tokens, length)) for length in _LENS])

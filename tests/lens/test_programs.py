@@ -24,11 +24,19 @@ from steerlab.engines.lens._fusing import fuse_between
 from steerlab.engines.lens._generating import GenerationTask
 from steerlab.engines.lens._placement import balanced
 from steerlab.engines.lens._recording import NoReadback, Recording
+from steerlab.measures._rounding import Rounding
 from tests.lens.helpers import PROMPTS, random_vector
 from tests.tiny_models import build_tiny_family
 
 GREEDY = sl.SamplingPolicy.greedy()
 NEW = 9
+
+
+@pytest.fixture
+def fresh_engine(tiny_llama_path):
+    """A model of which nothing is known yet."""
+    with sl.load(tiny_llama_path, device="cpu") as engine:
+        yield engine
 
 
 def programs(engine):
@@ -177,6 +185,72 @@ def test_prompts_of_one_token(tiny_llama_engine, prompts):
     check_equal((fast, fast.receipts), (ours, ours.receipts))
 
 
+def test_nothing_to_generate(tiny_llama_engine):
+    out = tiny_llama_engine.generate(
+        [[5, 6], [7]], plan=plan_of(tiny_llama_engine, "add"), max_new_tokens=0, engine="graph"
+    )
+    assert [row.token_ids for row in out] == [[], []]
+    assert [receipt.edited for receipt in out.receipts] == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype_is_not_asked(fresh_engine, dtype):
+    plan = plan_of(fresh_engine, "clamp")
+    torch.set_default_dtype(dtype)
+    try:
+        check_equal(*both(fresh_engine, plan))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_autocast_is_no_part_of_programs_and_comparisons(fresh_engine, monkeypatch):
+    """A recording would keep its dtypes, and the first comparison found half precision on a model in float32."""
+    monkeypatch.setattr(GenerationTask, "_pays", lambda self, backend: True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fresh_engine.generate("Hi", max_new_tokens=2).engine == "fast"
+        with pytest.raises(InputError, match=r"Autocast is on, .* Use engine='fast'"):
+            fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    check_equal(*both(fresh_engine, plan_of(fresh_engine, "add")))
+
+
+def test_dropout_is_no_part_of_programs_and_comparisons(tiny_gpt2_path):
+    """The model was taken for another one, since both ways through it had dropped other numbers out."""
+    with sl.load(tiny_gpt2_path, device="cpu") as engine, sl.load(tiny_gpt2_path, device="cpu") as still:
+        engine.model.original_model.train()
+        plan = plan_of(engine, "clamp")
+        check_equal(*both(engine, plan))
+        assert both(engine, plan)[1][0].completions == both(still, plan)[1][0].completions
+        assert engine.model.original_model.training
+
+
+def test_what_was_found_in_one_dtype_is_not_taken_for_another(fresh_engine, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Rounding, "explains", lambda *_: False)
+        with pytest.raises(InputError, match="comparison on this model found"):
+            fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    with pytest.raises(InputError, match="comparison on this model found"):
+        fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    fresh_engine.model.original_model.to(torch.float64)
+    assert fresh_engine.generate("Hi", max_new_tokens=2, engine="graph").engine == "graph"
+
+
+@pytest.mark.parametrize("replaces", ["a parameter", "a buffer"])
+def test_a_stream_ends_where_a_weight_was_replaced(fresh_engine, replaces):
+    """A recording would read what lay where the old one was."""
+    model = fresh_engine.model.original_model
+    stream = fresh_engine.stream("Hi", policy=GREEDY, max_new_tokens=6, engine="graph")
+    next(stream)
+    if replaces == "a parameter":
+        head = unwrapped(model.get_output_embeddings())
+        head.weight = torch.nn.Parameter(-head.weight.detach())
+    else:
+        rotary = next(module for module in model.modules() if "inv_freq" in module._buffers)
+        rotary.inv_freq = rotary.inv_freq / 2
+    with pytest.raises(InputError, match="A weight of the model was replaced since this stream's last piece"):
+        list(stream)
+    check_equal(*both(fresh_engine, plan_of(fresh_engine, "add")))
+
+
 def test_lengths_share_few_programs():
     capacities = {program_rows._capacity(needed, None) for needed in range(1, 4097)}
     assert len(capacities) <= 24
@@ -309,13 +383,6 @@ def test_a_gate_of_another_activation_is_left_alone(activation):
 )
 def test_a_cache_of_more_than_keys_and_values_does_not_fit(config):
     assert not fits(config)
-
-
-@pytest.fixture
-def fresh_engine(tiny_llama_path):
-    """A model of which nothing is known yet."""
-    with sl.load(tiny_llama_path, device="cpu") as engine:
-        yield engine
 
 
 def test_a_model_on_which_a_program_differs_is_refused(fresh_engine, monkeypatch):

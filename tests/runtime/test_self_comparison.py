@@ -175,6 +175,6 @@ def test_a_trial_without_memory_is_no_verdict(monkeypatch):
     monkeypatch.setattr(model, "forward", starved)
     with pytest.raises(torch.OutOfMemoryError):
         growth_of(model)
-    assert "growth" not in state_of(model).known
+    assert state_of(model).known == {}
     monkeypatch.undo()
     assert growth_of(model).steps

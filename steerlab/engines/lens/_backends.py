@@ -24,7 +24,7 @@ from steerlab._runtime.hooks import (
     same_shape_hook,
 )
 from steerlab._runtime.model_state import remembered
-from steerlab._runtime.self_comparison import ordinary_tokens, rounding_of
+from steerlab._runtime.self_comparison import found_out, ordinary_tokens, rounding_of, undisturbed
 from steerlab.core._hook_points import SITES
 from steerlab.core._warning import warn
 from steerlab.core.errors import HookPointError, InputError
@@ -145,7 +145,7 @@ def plain_model(bridge: Any) -> Any:
     made = UnhookedModel(bridge.original_model)
     made.set_attention(attention_kernel(bridge, "sdpa"))
     ids = _probe(made.model)
-    with alone(bridge), torch.no_grad():
+    with alone(made.model), undisturbed(bridge.original_model):
         wanted, found = (model(input_ids=ids).logits for model in (bridge.original_model, made.model))
     if not rounding_of(made.model).explains(found, wanted):
         raise InputError(
@@ -222,13 +222,14 @@ def fast_difference(bridge: Any) -> str | None:
 
     The bridge must have no hooks of others.
     """
-    return remembered(bridge, "fast difference", lambda: _compared(bridge))
+    return found_out(bridge, "fast difference", lambda: _compared(bridge))
 
 
 def _compared(bridge: Any) -> str | None:
     model = bridge.original_model
     engines = BridgeBackend(bridge), FastBackend(bridge, "eager"), FastBackend(bridge, "sdpa")
-    return first_difference(*engines, list(plain_points(bridge)), _probe(model))
+    with undisturbed(model):
+        return first_difference(*engines, list(plain_points(bridge)), _probe(model))
 
 
 def _probe(model: Any) -> Tensor:

@@ -72,7 +72,7 @@ def _pass(backend: Backend, names: Sequence[str], ids: Tensor, *, is_moved: bool
 
 
 def _step(value: Tensor, place: int) -> Tensor:
-    direction = torch.randn(value.shape[-1], generator=torch.Generator().manual_seed(place))
+    direction = torch.randn(value.shape[-1], generator=torch.Generator("cpu").manual_seed(place), device="cpu")
     return (_STEP * value.float().square().mean().sqrt() * direction.to(value.device)).to(value.dtype)
 
 

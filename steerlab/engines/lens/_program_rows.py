@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.hooks import alone
 from steerlab._runtime.model_state import remembered
 from steerlab._runtime.rows import left_padded
-from steerlab._runtime.self_comparison import is_out_of_memory, ordinary_tokens, rounding_of
+from steerlab._runtime.self_comparison import found_out, is_out_of_memory, ordinary_tokens, rounding_of, undisturbed
 from steerlab._runtime.step import Step, running
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import InputError
@@ -71,12 +71,24 @@ class ProgramRows:
         self.backend = FastBackend(bridge)
         self.device = embedding_device(self.backend.model)
         self._lens = torch.tensor(self.prompt_lens, device=self.device)
+        self.program: Program | None = None
         self._n_steps = 0
         self._is_foreseen = run.is_foreseen
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Runs the body while no other thread runs the model; each of the methods below is called in one."""
-        return alone(self.backend.model)
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Runs the body while no other thread runs the model; each of the methods below is called in one.
+
+        Raises:
+            InputError: if a weight was replaced after the prompts had run, whose place a recording still reads.
+        """
+        with alone(self.backend.model):
+            if self.program is not None and self.program.is_outdated:
+                raise InputError(
+                    "A weight of the model was replaced since this stream's last piece, so that the next would come "
+                    "from another model than the ones before; begin the stream again."
+                )
+            yield
 
     def extend(self, ids: Tensor, valid: Tensor, *, keep: int = 0) -> Tensor:
         """Takes the program and runs the prompts, left-padded; once, before any step.
@@ -88,7 +100,7 @@ class ProgramRows:
             return self._extend(ids, valid, keep)
 
     def _extend(self, ids: Tensor, valid: Tensor, keep: int) -> Tensor:
-        program = self.program = program_for(self._bridge, self._key)
+        self.program = program = program_for(self._bridge, self._key)
         program.user = weakref.ref(self)  # rows know the bridge, and programs outlive it otherwise
         for point, buffers in program.buffers.items():
             buffers.fill([edit for _, edit in self._at[point]])
@@ -154,6 +166,7 @@ class ProgramRows:
 
     def _own(self) -> Program:
         """The program, if no other rows have taken it."""
+        assert self.program is not None
         if self.program.user() is not self:
             raise InputError(
                 "Another generation of this shape has begun since this stream's last piece, and both use one program's "
@@ -163,7 +176,7 @@ class ProgramRows:
 
     def _place(self, rows: RowPositions, first: int) -> None:
         """States which of these generated tokens the edits reach, and how strongly."""
-        for point, buffers in self.program.buffers.items():
+        for point, buffers in self._own().buffers.items():
             for k, (_, edit) in enumerate(self._at[point]):
                 factors = edit.factors(rows)
                 strength = edit.scale if factors is None else edit.scale * factors
@@ -174,7 +187,9 @@ class ProgramRows:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Hands the program's counts to the plan's run."""
+        """Hands the program's counts to the plan's run; without a token to generate, nothing has run."""
+        if self.program is None:
+            return
         for point, buffers in self._own().buffers.items():
             for k, (index, _) in enumerate(self._at[point]):
                 self.run.add_counts(index, buffers.edited[k], buffers.changes[k])
@@ -204,6 +219,8 @@ def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
     model = bridge.original_model
     if is_compiled and len({parameter.device for parameter in model.parameters()}) > 1:
         return "The model is spread over several devices."
+    if any(torch.is_autocast_enabled(kind) for kind in {parameter.device.type for parameter in model.parameters()}):
+        return "Autocast is on, whose dtypes a program would keep."
     if not fits(model.config.get_text_config()):
         return "The model keeps more than keys and values of attention."
     without = next((edit.operator for edit in plan if not edit.operator.has_formula), None)
@@ -212,7 +229,7 @@ def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
     if any(point.site == "resid_mid" for point in plan.hook_points):
         return "The plan edits resid_mid."
     try:
-        different = remembered(bridge, "program difference", lambda: _difference(bridge))
+        different = found_out(bridge, "program difference", lambda: _difference(bridge))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -221,7 +238,6 @@ def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
     return None if different is None else f"A short comparison on this model found {different}."
 
 
-@torch.no_grad()
 def _difference(bridge: Any) -> str | None:
     """What a program, not compiled, gives otherwise than the fast backend on this model, in words.
 
@@ -230,7 +246,8 @@ def _difference(bridge: Any) -> str | None:
     """
     rounding = rounding_of(bridge.original_model)
     try:
-        is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in TRIED)
+        with undisturbed(bridge.original_model):
+            is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in TRIED)
     except Exception as error:  # foreign code, which may fail in any way; the fast engine then runs
         cause = error.__cause__ if isinstance(error, ProgramFailedError) and error.__cause__ else error
         if is_out_of_memory(cause):
@@ -264,5 +281,5 @@ def _both(bridge: Any, n_rows: int, capacity: int) -> tuple[Tensor, Tensor]:
 def _trial(bridge: Any) -> Plan:
     """A plan with an edit in the middle of the model, at every position."""
     layer = bridge.cfg.n_layers // 2
-    values = torch.randn(bridge.cfg.d_model, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(bridge.cfg.d_model, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     return Plan(add(SteeringVector.from_tensor(values, layer=layer), coef=1.0, where=All()))
