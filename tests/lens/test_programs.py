@@ -512,6 +512,33 @@ def test_a_pass_that_cannot_be_recorded_is_an_error_where_it_was_asked_for(fresh
     assert programs(fresh_engine) == {}
 
 
+def test_what_the_compiler_raises_is_an_error_that_says_what_to_do(fresh_engine, monkeypatch):
+    def compiled(function, **_):
+        def fails(*_):
+            raise RuntimeError("Unsupported: a call that cannot be traced")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    said = r"engine='compiled' cannot run here: .* failed \(RuntimeError: Unsupported: .*\)\. Use engine='fast'\."
+    with pytest.raises(InputError, match=said):
+        fresh_engine.generate("Hi", max_new_tokens=2, engine="compiled")
+    assert fresh_engine.generate("Hi", max_new_tokens=2, engine="graph").engine == "graph"
+
+
+def test_the_comparison_with_the_bridge_without_memory_is_no_verdict(fresh_engine, monkeypatch):
+    """The model ran on the bridge from then on."""
+
+    def starved(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LlamaMLP, "forward", starved)
+        with pytest.raises(torch.OutOfMemoryError):
+            fresh_engine.generate("Hi", max_new_tokens=2)
+    assert fresh_engine.generate("Hi", max_new_tokens=2).engine == "fast"
+
+
 def test_a_recording_without_memory_is_tried_again(fresh_engine, monkeypatch):
     fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
     with monkeypatch.context() as starved:
