@@ -715,8 +715,8 @@ MUTANTS = [
     ),
     Mutant(
         "a program has room for its prompts only",
-        "_capacity(max(prompt_lens) + max_new_tokens)",
-        "_capacity(max(prompt_lens))",
+        "_capacity(max(prompt_lens) + max_new_tokens, context_length(bridge))",
+        "_capacity(max(prompt_lens), context_length(bridge))",
         "tests/lens/test_programs.py -k beyond_the_room",
     ),
     Mutant(
@@ -739,9 +739,51 @@ MUTANTS = [
     ),
     Mutant(
         "a program is used though it gives other logits",
-        "is_same = all(map(resembles, found, wanted))",
+        "is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in TRIED)",
         "is_same = True",
         "tests/lens/test_programs.py -k differs_is_refused",
+    ),
+    Mutant(
+        "a program is compared on few rows only",
+        "TRIED = ((1, 512), (17, CAPACITY_STEP), (33, CAPACITY_STEP))",
+        "TRIED = ((1, 512), (2, CAPACITY_STEP))",
+        "tests/lens/test_programs.py -k every_way_of_the_kernels",
+    ),
+    Mutant(
+        "lack of memory is taken for a difference",
+        "if is_out_of_memory(cause):",
+        "if False:",
+        "tests/lens/test_programs.py -k without_memory_is_no_verdict",
+    ),
+    Mutant(
+        "a program that failed is tried again and again",
+        "_failures(self._bridge)[self._key] = error.reason",
+        "pass",
+        "tests/lens/test_programs.py -k from_the_start",
+    ),
+    Mutant(
+        "a model's parameters are replaced while its copy runs",
+        "share_lock(self.model, model)",
+        "pass",
+        "tests/lens/test_threads.py -k processor_puts",
+    ),
+    Mutant(
+        "a stream reads where a replaced weight lay",
+        "if self.program is not None and self.program.is_outdated:",
+        "if False:",
+        "tests/lens/test_programs.py -k stream_ends",
+    ),
+    Mutant(
+        "a program is wider than the context",
+        "return rounded if context is None else max(needed, min(rounded, context))",
+        "return rounded",
+        "tests/lens/test_programs.py -k no_more_than_the_context",
+    ),
+    Mutant(
+        "one wrong row among many is taken for rounding",
+        "return max(sum(shares) / len(shares) / self.allowed, max(shares) / row_limit)",
+        "return sum(shares) / len(shares) / self.allowed",
+        "tests/runtime/test_self_comparison.py -k one_row_among_many",
     ),
     Mutant(
         "a program is compared with rows that are wrong in the same way",

@@ -145,6 +145,12 @@ def can_attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None)
     )
 
 
+def _part(n_rows: int, n_keys: int, n_slots: int) -> int:
+    """Slots that one program looks at: all, unless there are many and few programs."""
+    n_parts = max(1, min(-(-n_slots // _LEAST_PART), _PROGRAMS // (n_rows * n_keys)))
+    return -(-n_slots // (n_parts * _BLOCK)) * _BLOCK
+
+
 @torch.library.custom_op("steerlab::attend", mutates_args=())
 @on_own_device
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -162,8 +168,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
     """
     n_rows, n_heads, _, d_key = query.shape
     n_keys, n_slots, d_value = keys.shape[1], keys.shape[2], values.shape[3]
-    n_parts = max(1, min(-(-n_slots // _LEAST_PART), _PROGRAMS // (n_rows * n_keys)))
-    part = -(-n_slots // (n_parts * _BLOCK)) * _BLOCK
+    part = _part(n_rows, n_keys, n_slots)
     n_parts = -(-n_slots // part)
     out = query.new_empty(n_rows, 1, n_heads, d_value)
     is_whole = n_parts == 1

@@ -2,11 +2,13 @@
 
 Families differ in whether they respect an attention mask, keep a cache, continue it by more than one token, or let
 rows of it be chosen. What a model does is found by trying: two short rows, once with the shortcut and once whole.
-Families that are compared by tests are not tried.
+Families that are compared by tests are not tried. A trial for which memory does not suffice says nothing: its error is
+the call's, and the next call tries again.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -14,16 +16,17 @@ from torch import Tensor
 
 from steerlab._runtime.families import CHECKED_FAMILIES
 from steerlab._runtime.hooks import alone
-from steerlab._runtime.model_state import remembered
 from steerlab._runtime.rows import Rows, left_padded
+from steerlab._runtime.self_comparison import found_out, is_out_of_memory, ordinary_tokens, rounding_of, undisturbed
 from steerlab._runtime.whole_rows import WholeRows
+from steerlab.measures._rounding import Rounding
 from steerlab.steering._run import PlanRun
 from steerlab.steering.plan import Plan
 
 AnyRows = Rows | WholeRows
-_SHORT, _LONG, _NEXT = (1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11), ((12, 13), (14, 15))
-_TOLERANCE = {torch.float64: 2e-3, torch.float32: 2e-3}
-_COARSE = 3e-2
+Pairs = list[tuple[Tensor, Tensor]]
+_LENS, _AFTER = (3, 8), 2
+"""Tokens of the two prompts, and how many follow each."""
 
 
 @dataclass(frozen=True)
@@ -68,58 +71,51 @@ def growth_of(model: Any) -> Growth:
     """What is right on a model, tried once."""
     if model.config.get_text_config().model_type in CHECKED_FAMILIES:
         return Growth(True, True, True)
-    with alone(model):
-        return remembered(model, "growth", lambda: _tried(model))
+    with alone(model), undisturbed(model):
+        return found_out(model, "growth", lambda: _tried(model))
 
 
-@torch.no_grad()
 def _tried(model: Any) -> Growth:
-    prompts, following = left_padded([_SHORT, _LONG]), torch.tensor(_NEXT)
+    rounding, tokens = rounding_of(model), iter(ordinary_tokens(model, sum(_LENS) + _AFTER * len(_LENS)))
+    prompts = left_padded([list(islice(tokens, length)) for length in _LENS])
+    following = torch.tensor([list(islice(tokens, _AFTER)) for _ in _LENS])
     everything = torch.ones_like(following, dtype=torch.bool)
-    whole = WholeRows(model, _no_plan(), _lens())
+    whole = WholeRows(model, _no_plan(), _LENS)
     first = whole.extend(*prompts, keep=1)
     after = whole.extend(following, everything)
 
-    def steps() -> list[tuple[Tensor, Tensor]]:
-        rows = Rows(model, _no_plan(), _lens())
-        found = [(rows.extend(*prompts, keep=1), first)]
-        return found + [(rows.step(following[:, k]), after[:, k : k + 1]) for k in (0, 1)]
+    def steps() -> Pairs:
+        rows = Rows(model, _no_plan(), _LENS)
+        found = [rows.extend(*prompts, keep=1), *(rows.step(tokens) for tokens in following.T)]
+        return [(torch.cat(found, dim=1), torch.cat([first, after], dim=1))]
 
-    def narrows() -> list[tuple[Tensor, Tensor]]:
-        rows = Rows(model, _no_plan(), _lens())
+    def narrows() -> Pairs:
+        rows = Rows(model, _no_plan(), _LENS)
         rows.extend(*prompts, keep=1)
         rows.narrow(torch.tensor([0]))
         return [(rows.step(following[:1, 0]), after[:1, :1])]
 
-    def blocks() -> list[tuple[Tensor, Tensor]]:
-        rows = Rows(model, _no_plan(), _lens())
+    def blocks() -> Pairs:
+        rows = Rows(model, _no_plan(), _LENS)
         rows.extend(*prompts, keep=1)
         order, valid = [1, 0, 1], everything[[0, 0, 0]].clone()
         valid[2, 1] = False
         found = rows.selected(order).extend(following[order], valid)
         return [(found[:2], after[order[:2]]), (found[2:, :1], after[1:, :1])]
 
-    return Growth(_agree(steps), _agree(blocks), _agree(narrows))
+    return Growth(_agree(steps, rounding), _agree(blocks, rounding), _agree(narrows, rounding))
 
 
 def _no_plan() -> PlanRun:
-    return PlanRun(Plan(), 2)
+    return PlanRun(Plan(), len(_LENS))
 
 
-def _lens() -> list[int]:
-    return [len(_SHORT), len(_LONG)]
-
-
-def _agree(attempt: Callable[[], list[tuple[Tensor, Tensor]]]) -> bool:
+def _agree(attempt: Callable[[], Pairs], rounding: Rounding) -> bool:
     """Whether a shortcut gives the logits wanted, up to rounding; one at which the model fails does not."""
     try:
         found = attempt()
-    except Exception:  # foreign code, which may fail in any way; then rows run whole, and what is wrong with that shows
+    except Exception as error:  # foreign code, which may fail in any way; rows then run whole, and what is wrong shows
+        if is_out_of_memory(error):
+            raise
         return False
-    return all(_close(ours, wanted) for ours, wanted in found)
-
-
-def _close(found: Tensor, wanted: Tensor) -> bool:
-    difference = (found.float() - wanted.float()).abs().amax()
-    spread = (wanted.float().amax(dim=-1) - wanted.float().amin(dim=-1)).amin()
-    return not bool(difference > _TOLERANCE.get(wanted.dtype, _COARSE) * spread)
+    return all(rounding.explains(ours, wanted) for ours, wanted in found)

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from steerlab._runtime.evaluation import evaluating
+from steerlab._runtime.self_comparison import ordinary_tokens
 from steerlab._runtime.sharding import as_forward_of, is_sharded, unsharded_type
 from steerlab.core._not_finite import not_finite
 from steerlab.core.errors import InputError
+from steerlab.measures._rounding import Rounding
 from steerlab.measures.log_probs import rows_not_finite
 
 T = TypeVar("T")
@@ -207,11 +209,10 @@ def find_parts(model: Any) -> ModelParts:
     parts = [ModelParts(root, causal, decoder, head, transform, averager) for transform in _transforms(causal.config)]
     errors = [_probe(part) for part in parts]
     best = min(range(len(parts)), key=errors.__getitem__)
-    scale = 2e-2 if head.weight.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    if not errors[best] <= scale:
+    if not errors[best] <= 1:
         raise InputError(
             f"{_name(causal)} does something to its logits that is not known here: its own differ from head(decoder) "
-            f"by {errors[best]:.3g} of their size. The family is not supported."
+            f"by {errors[best]:.3g} times what rounding explains. The family is not supported."
         )
     return parts[best]
 
@@ -247,8 +248,8 @@ def _transforms(config: Any) -> list[LogitTransform]:
 
 @torch.no_grad()
 def _probe(parts: ModelParts) -> float:
-    """Largest difference of the parts' logits from the model's own, relative to the largest logit."""
-    ids = torch.arange(1, _PROBE_TOKENS + 1, device=parts.device)[None] % parts.d_vocab
+    """How far the parts' logits are from the model's own, over what rounding explains."""
+    ids = torch.tensor([ordinary_tokens(parts.causal, _PROBE_TOKENS)], device=parts.device)
 
     def put_together() -> Tensor:
         hidden = parts.decoder(input_ids=ids, use_cache=False).last_hidden_state
@@ -259,8 +260,7 @@ def _probe(parts: ModelParts) -> float:
         ours = parts.in_forward(put_together)
     if bool(rows_not_finite(own).any()):
         raise not_finite(f"The logits of {_name(parts.causal)}", own.dtype)
-    difference = (own.float() - ours.float().to(own.device)).abs().max()
-    return float(difference / own.float().abs().max().clamp_min(1e-6))
+    return Rounding(parts.head.weight.dtype, n_layers=0).excess(ours, own)
 
 
 def _name(model: Any) -> str:

@@ -18,7 +18,7 @@ class ModelState:
     """What is known of one model.
 
     Attributes:
-        lock: held by the thread whose hooks are on the model.
+        lock: held by the thread whose hooks are on the model, or whose parameters are in it for a call.
         known: what was found out, by name.
     """
 
@@ -34,6 +34,11 @@ def state_of(model: Any) -> ModelState:
     """The state of a model, the same as long as the model lives."""
     with _guard:
         return _states.setdefault(model, ModelState())
+
+
+def share_lock(model: Any, other: Any) -> None:
+    """Lets one lock be held for both models: for parameters that both hold, and that a call may replace meanwhile."""
+    state_of(model).lock = state_of(other).lock
 
 
 def remembered(model: Any, name: str, make: Callable[[], T]) -> T:

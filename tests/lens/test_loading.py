@@ -56,6 +56,16 @@ def test_quantised_weights_are_recorded(tiny_gpt2_path, monkeypatch):
     assert sl.load(bridge).info.weight_processing == "gptq 4-bit compatibility_mode"
 
 
+def test_lack_of_memory_is_no_damaged_file(tiny_llama_path, tiny_llama_engine, monkeypatch):
+    def starved(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(TransformerBridge, "boot_transformers", starved)
+    for model in (tiny_llama_path, tiny_llama_engine):
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            sl.load(model)
+
+
 def test_unknown_models_say_what_to_do(tmp_path):
     with pytest.raises(ModelNotFoundError):
         sl.load(tmp_path / "no-such-model")

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,19 +14,29 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel
 import steerlab as sl
 from steerlab._runtime.model_state import state_of
 from steerlab._runtime.modules import unwrapped
+from steerlab.core._warning import SteerlabWarning
 from steerlab.core.errors import InputError
-from steerlab.engines.lens import _program
+from steerlab.engines.lens import _program, _recording
 from steerlab.engines.lens import _program_rows as program_rows
 from steerlab.engines.lens._edit_buffers import EditBuffers
-from steerlab.engines.lens._fixed_cache import fits
+from steerlab.engines.lens._fixed_cache import FixedLayer, fits
 from steerlab.engines.lens._fusing import fuse_between
+from steerlab.engines.lens._generating import GenerationTask
 from steerlab.engines.lens._placement import balanced
-from steerlab.engines.lens._recording import NoReadback
+from steerlab.engines.lens._recording import NoReadback, Recording
+from steerlab.measures._rounding import Rounding
 from tests.lens.helpers import PROMPTS, random_vector
 from tests.tiny_models import build_tiny_family
 
 GREEDY = sl.SamplingPolicy.greedy()
 NEW = 9
+
+
+@pytest.fixture
+def fresh_engine(tiny_llama_path):
+    """A model of which nothing is known yet."""
+    with sl.load(tiny_llama_path, device="cpu") as engine:
+        yield engine
 
 
 def programs(engine):
@@ -167,10 +178,96 @@ def test_a_row_may_grow_beyond_the_room_that_its_prompt_takes(tiny_llama_engine)
     check_equal((fast, fast.receipts), (ours, ours.receipts))
 
 
+@pytest.mark.parametrize("prompts", [[[5]], [[5], [60], [7]], [[5], [12, 200, 31, 44], [90]]], ids=["1", "3", "mixed"])
+def test_prompts_of_one_token(tiny_llama_engine, prompts):
+    options = {"plan": plan_of(tiny_llama_engine, "ablate"), "policy": GREEDY, "max_new_tokens": NEW}
+    fast, ours = (tiny_llama_engine.generate(prompts, engine=way, **options) for way in ("fast", "graph"))
+    check_equal((fast, fast.receipts), (ours, ours.receipts))
+
+
+def test_nothing_to_generate(tiny_llama_engine):
+    out = tiny_llama_engine.generate(
+        [[5, 6], [7]], plan=plan_of(tiny_llama_engine, "add"), max_new_tokens=0, engine="graph"
+    )
+    assert [row.token_ids for row in out] == [[], []]
+    assert [receipt.edited for receipt in out.receipts] == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype_is_not_asked(fresh_engine, dtype):
+    plan = plan_of(fresh_engine, "clamp")
+    torch.set_default_dtype(dtype)
+    try:
+        check_equal(*both(fresh_engine, plan))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_autocast_is_no_part_of_programs_and_comparisons(fresh_engine, monkeypatch):
+    """A recording would keep its dtypes, and the first comparison found half precision on a model in float32."""
+    monkeypatch.setattr(GenerationTask, "_pays", lambda self, backend: True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fresh_engine.generate("Hi", max_new_tokens=2).engine == "fast"
+        with pytest.raises(InputError, match=r"Autocast is on, .* Use engine='fast'"):
+            fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    check_equal(*both(fresh_engine, plan_of(fresh_engine, "add")))
+
+
+def test_dropout_is_no_part_of_programs_and_comparisons(tiny_gpt2_path):
+    """The model was taken for another one, since both ways through it had dropped other numbers out."""
+    with sl.load(tiny_gpt2_path, device="cpu") as engine, sl.load(tiny_gpt2_path, device="cpu") as still:
+        engine.model.original_model.train()
+        plan = plan_of(engine, "clamp")
+        check_equal(*both(engine, plan))
+        assert both(engine, plan)[1][0].completions == both(still, plan)[1][0].completions
+        assert engine.model.original_model.training
+
+
+def test_what_was_found_in_one_dtype_is_not_taken_for_another(fresh_engine, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Rounding, "explains", lambda *_: False)
+        with pytest.raises(InputError, match="comparison on this model found"):
+            fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    with pytest.raises(InputError, match="comparison on this model found"):
+        fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    fresh_engine.model.original_model.to(torch.float64)
+    assert fresh_engine.generate("Hi", max_new_tokens=2, engine="graph").engine == "graph"
+
+
+@pytest.mark.parametrize("replaces", ["a parameter", "a buffer"])
+def test_a_stream_ends_where_a_weight_was_replaced(fresh_engine, replaces):
+    """A recording would read what lay where the old one was."""
+    model = fresh_engine.model.original_model
+    stream = fresh_engine.stream("Hi", policy=GREEDY, max_new_tokens=6, engine="graph")
+    next(stream)
+    if replaces == "a parameter":
+        head = unwrapped(model.get_output_embeddings())
+        head.weight = torch.nn.Parameter(-head.weight.detach())
+    else:
+        rotary = next(module for module in model.modules() if "inv_freq" in module._buffers)
+        rotary.inv_freq = rotary.inv_freq / 2
+    with pytest.raises(InputError, match="A weight of the model was replaced since this stream's last piece"):
+        list(stream)
+    check_equal(*both(fresh_engine, plan_of(fresh_engine, "add")))
+
+
 def test_lengths_share_few_programs():
-    capacities = {program_rows._capacity(needed) for needed in range(1, 4097)}
+    capacities = {program_rows._capacity(needed, None) for needed in range(1, 4097)}
     assert len(capacities) <= 24
-    assert all(needed <= program_rows._capacity(needed) <= needed + max(63, needed / 3) for needed in range(1, 4097))
+    assert all(
+        needed <= program_rows._capacity(needed, None) <= needed + max(63, needed / 3) for needed in range(1, 4097)
+    )
+
+
+def test_a_program_holds_no_more_than_the_context(tmp_path):
+    """MPT makes its biases for as many tokens as its context has."""
+    path = build_tiny_family(tmp_path, "mpt", context=100)
+    with sl.load(path, device="cpu") as engine:
+        fast, ours = (
+            engine.generate([[5] * 90], policy=GREEDY, max_new_tokens=10, engine=e) for e in ("fast", "graph")
+        )
+        check_equal((fast, fast.receipts), (ours, ours.receipts))
+    assert [program_rows._capacity(needed, 100) for needed in (64, 65, 100)] == [64, 100, 100]
 
 
 def test_a_replaced_weight_makes_another_program_and_a_dropped_one_frees_its_cache(tmp_path, monkeypatch):
@@ -288,15 +385,216 @@ def test_a_cache_of_more_than_keys_and_values_does_not_fit(config):
     assert not fits(config)
 
 
-def test_a_model_on_which_a_program_differs_is_refused(tiny_llama_engine, monkeypatch):
-    engine = tiny_llama_engine
-    state_of(engine.model).known.pop("program difference", None)
-    monkeypatch.setattr(program_rows, "resembles", lambda found, wanted: False)
-    try:
-        with pytest.raises(InputError, match=r"comparison on this model found other logits .* Use engine='fast'"):
-            engine.generate("Hi", max_new_tokens=2, engine="graph")
-    finally:
-        state_of(engine.model).known.pop("program difference", None)
+def test_a_model_on_which_a_program_differs_is_refused(fresh_engine, monkeypatch):
+    call = _program.Program._call_model
+    monkeypatch.setattr(
+        _program.Program, "_call_model", lambda self, ids, places, mask: call(self, ids, places + 1, mask)
+    )
+    with pytest.raises(InputError, match=r"comparison on this model found other logits .* Use engine='fast'"):
+        fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+
+
+@pytest.mark.parametrize(("n_rows", "n_slots"), program_rows.TRIED)
+def test_a_program_that_differs_for_some_sizes_only_is_refused(fresh_engine, monkeypatch, n_rows, n_slots):
+    """Kernels compute few rows, many rows and long caches each in another way."""
+    step = _program.Program.step
+
+    def wrong(program):
+        logits = step(program)
+        return logits.roll(1, dims=-1) if program.mask.shape == (n_rows, min(n_slots, 256)) else logits
+
+    monkeypatch.setattr(_program.Program, "step", wrong)
+    with pytest.raises(InputError, match="comparison on this model found other logits"):
+        fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+
+
+def test_the_comparison_reaches_every_way_of_the_kernels():
+    triton = pytest.importorskip("triton", reason="Triton is not installed here")
+    from steerlab._kernels import attention, linear
+
+    def lanes(n_rows):
+        return max(16, triton.next_power_of_2(n_rows)) if n_rows <= linear.MOST_ROWS else None
+
+    assert {lanes(n_rows) for n_rows, _ in program_rows.TRIED} == {lanes(n_rows) for n_rows in range(1, 200)}
+    for n_keys in (1, 8, 64):
+        assert {attention._part(n_rows, n_keys, n) < n for n_rows, n in program_rows.TRIED} == {False, True}
+
+
+def test_the_comparison_leaves_no_program_behind(fresh_engine):
+    fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    assert len(programs(fresh_engine)) == 1
+
+
+def test_the_real_model_in_bfloat16_is_no_other_model(smollm2_path):
+    """It ran on the bridge, and shared no weights, since rounding at special tokens was taken for a difference."""
+    with sl.load(smollm2_path, device="cpu", dtype="bfloat16") as engine:
+        assert engine.generate("The new café", max_new_tokens=2, engine="graph").engine == "graph"
+        assert engine.plain_model().dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("way", ["graph", "auto"])
+def test_a_comparison_without_memory_is_no_verdict(fresh_engine, monkeypatch, way):
+    """It was remembered as if the model's outputs differed."""
+    options = {"policy": GREEDY, "max_new_tokens": NEW}
+    monkeypatch.setattr(GenerationTask, "_pays", lambda self, backend: True)
+    update = FixedLayer.update
+
+    def starved(layer, *args, **kwargs):
+        if layer.max_cache_len > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no more.")
+        return update(layer, *args, **kwargs)
+
+    monkeypatch.setattr(FixedLayer, "update", starved)
+    said = r"Memory did not suffice for the short comparison .*\(CUDA out of memory\. Tried to allocate 2\.00 GiB"
+    if way == "graph":
+        with pytest.raises(InputError, match=said):
+            fresh_engine.generate(PROMPTS[:3], engine=way, **options)
+    else:
+        with pytest.warns(SteerlabWarning, match=said + ".* runs on the fast engine"):
+            assert fresh_engine.generate(PROMPTS[:3], engine=way, **options).engine == "fast"
+        assert fresh_engine.generate(PROMPTS[:3], engine=way, **options).engine == "fast"  # and is silent
+    monkeypatch.setattr(FixedLayer, "update", update)
+    assert fresh_engine.generate(PROMPTS[:3], engine=way, **options).engine == "graph"
+
+
+# --- what fails though it was compared ----------------------------------------------------------------------------
+
+
+def cannot_record(monkeypatch, error):
+    """Lets programs be recorded, at which this error comes, as from an operation that a recording cannot hold."""
+
+    def fails(work, *_):
+        work()
+        raise error
+
+    monkeypatch.setattr(_program, "Recording", fails)
+    monkeypatch.setattr(_program.Program, "is_recorded", True)
+    monkeypatch.setattr(GenerationTask, "_pays", lambda self, backend: True)
+
+
+NOT_CAPTURED = RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch for it in the docs.")
+
+
+def test_a_pass_that_cannot_be_recorded_runs_on_fast_from_the_start(fresh_engine, monkeypatch):
+    """The call raised half way."""
+    fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")  # the comparison is made
+    options = {"plan": plan_of(fresh_engine, "clamp"), "max_new_tokens": NEW, "seed": 5, "n": 2}
+    options["policy"] = sl.SamplingPolicy(temperature=1.5)
+    fast = fresh_engine.generate(PROMPTS[:3], engine="fast", **options)
+    cannot_record(monkeypatch, NOT_CAPTURED)
+    before = torch.get_rng_state()
+    with pytest.warns(SteerlabWarning) as said:
+        found = fresh_engine.generate(PROMPTS[:3], **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [str(one.message) for one in said] == [
+        "Recording the pass as CUDA graphs failed (RuntimeError: CUDA error: operation not permitted when stream is "
+        "capturing). Generation runs on the fast engine."
+    ]
+    assert found.engine == "fast"
+    assert [row.token_log_probs for row in found] == [row.token_log_probs for row in fast]
+    assert found.receipts == fast.receipts
+
+    # it is not tried again, and the warning is not repeated
+    monkeypatch.setattr(program_rows, "program_for", None)
+    again = fresh_engine.generate(PROMPTS[:3], **options)
+    assert [row.token_ids for row in again] == [row.token_ids for row in fast]
+
+
+def test_a_pass_that_cannot_be_recorded_is_an_error_where_it_was_asked_for(fresh_engine, monkeypatch):
+    fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    cannot_record(monkeypatch, NOT_CAPTURED)
+    said = r"engine='graph' cannot run here: Recording .* failed \(RuntimeError: .* capturing\)\. Use engine='fast'"
+    for _ in range(2):
+        with pytest.raises(InputError, match=said):
+            fresh_engine.generate("Hi", max_new_tokens=NEW, engine="graph")
+    with pytest.raises(InputError, match=said):
+        list(fresh_engine.stream("Once upon", max_new_tokens=NEW, engine="graph"))
+    assert programs(fresh_engine) == {}
+
+
+def test_what_the_compiler_raises_is_an_error_that_says_what_to_do(fresh_engine, monkeypatch):
+    def compiled(function, **_):
+        def fails(*_):
+            raise RuntimeError("Unsupported: a call that cannot be traced")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    said = r"engine='compiled' cannot run here: .* failed \(RuntimeError: Unsupported: .*\)\. Use engine='fast'\."
+    with pytest.raises(InputError, match=said):
+        fresh_engine.generate("Hi", max_new_tokens=2, engine="compiled")
+    assert fresh_engine.generate("Hi", max_new_tokens=2, engine="graph").engine == "graph"
+
+
+def test_the_comparison_with_the_bridge_without_memory_is_no_verdict(fresh_engine, monkeypatch):
+    """The model ran on the bridge from then on."""
+
+    def starved(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LlamaMLP, "forward", starved)
+        with pytest.raises(torch.OutOfMemoryError):
+            fresh_engine.generate("Hi", max_new_tokens=2)
+    assert fresh_engine.generate("Hi", max_new_tokens=2).engine == "fast"
+
+
+def test_a_recording_without_memory_is_tried_again(fresh_engine, monkeypatch):
+    fresh_engine.generate("Hi", max_new_tokens=2, engine="graph")
+    with monkeypatch.context() as starved:
+        cannot_record(starved, torch.OutOfMemoryError("CUDA out of memory."))
+        with pytest.warns(SteerlabWarning, match=r"failed \(memory ran out, CUDA out of memory\)\. .* fast engine"):
+            assert fresh_engine.generate("Hi", max_new_tokens=NEW).engine == "fast"
+        assert programs(fresh_engine) == {}
+    monkeypatch.setattr(GenerationTask, "_pays", lambda self, backend: True)
+    assert fresh_engine.generate("Hi", max_new_tokens=NEW).engine == "graph"
+
+
+def test_the_error_that_stops_a_recording_is_the_one_that_comes(monkeypatch):
+    """Ending the void recording raised over it."""
+    ended = []
+
+    class Void:
+        def capture_begin(self, **_):
+            ended.append(False)
+
+        def capture_end(self):
+            ended[-1] = True
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Void)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(_recording, "_streams_on", lambda devices: nullcontext())
+    transfers = _recording.RecordedTransfers()
+
+    def work():
+        if transfers.recording is not None:
+            raise ValueError("no such kernel")
+        return torch.zeros(1)
+
+    with pytest.raises(ValueError, match="no such kernel"):
+        Recording(work, [torch.device("cpu")], transfers, lambda: None, nullcontext())
+    assert ended == [True]
+    assert transfers.recording is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_void_recording_leaves_the_device_as_it_was():
+    device = torch.device("cuda", 0)
+    tensor, before = torch.ones(4, device=device), torch.cuda.get_rng_state(device)
+
+    def work():
+        found = tensor * 2 + torch.rand(4, device=device)
+        torch.cuda.synchronize()  # which no recording can hold
+        return found
+
+    with pytest.raises(RuntimeError, match="captur"):
+        Recording(work, [device], _recording.RecordedTransfers(), lambda: None, nullcontext())
+    assert torch.equal(torch.cuda.get_rng_state(device), before)
+    assert torch.rand(4, device=device).isfinite().all()
+    torch.cuda.empty_cache()
+    assert float((tensor * 2).sum()) == 8
 
 
 def test_a_model_that_ignores_its_mask_gets_no_program(tiny_llama_path, monkeypatch):

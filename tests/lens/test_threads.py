@@ -1,7 +1,7 @@
 """Several threads on one model: a hook acts on every pass, so passes of other calls must not run beside it."""
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 import torch
@@ -34,6 +34,34 @@ def test_no_thread_steers_or_reads_anothers_call(call, tiny_llama_engine):
     with ThreadPoolExecutor(THREADS) as pool:
         for k, found in enumerate(pool.map(work, range(THREADS))):
             assert found == [expected[k % 2]] * TIMES
+
+
+@pytest.mark.parametrize("engine", ["bridge", "fast", "graph"])
+def test_parameters_that_a_processor_puts_in_for_a_call_are_in_no_other(engine, tiny_llama_engine):
+    """Engine and processor share the tables in which parameters are looked up, and had a lock each."""
+    options = {"policy": GREEDY, "max_new_tokens": 6, "engine": engine}
+    expected = tiny_llama_engine.generate([PROMPT], **options).completions
+    processor = sl.SequenceProcessor(tiny_llama_engine, config={"generation": {"max_new_tokens": 3}})
+    sequences = processor.generate_batched([PROMPT], 1, seed=0)
+    plain = processor.plain_model()
+    others = {name: -parameter.detach() for name, parameter in plain.named_parameters()}
+    inside, done = Event(), Event()
+
+    def waits(*_):
+        inside.set()
+        done.wait(0.3)
+
+    handle = plain.model.norm.register_forward_hook(waits)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            scored = pool.submit(processor.teacher_force_logprobs, sequences, params_override=others)
+            assert inside.wait(10)
+            found = tiny_llama_engine.generate([PROMPT], **options).completions
+            done.set()
+            scored.result()
+    finally:
+        handle.remove()
+    assert found == expected
 
 
 @pytest.mark.filterwarnings("ignore:A short comparison on this model found:UserWarning")

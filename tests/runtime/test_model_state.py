@@ -70,7 +70,7 @@ def test_a_model_whose_shortcuts_were_tried_is_freed(tmp_path):
         model, AutoTokenizer.from_pretrained(path), config={"generation": {"max_new_tokens": 2}}
     )
     processor.generate_batched(["Hi"], 1, seed=0)
-    assert "growth" in state_of(model).known
+    assert any(name.startswith("growth") for name in state_of(model).known)
     watched = weakref.ref(model)
     del model, processor
     assert freed(watched)

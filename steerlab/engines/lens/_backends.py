@@ -24,6 +24,7 @@ from steerlab._runtime.hooks import (
     same_shape_hook,
 )
 from steerlab._runtime.model_state import remembered
+from steerlab._runtime.self_comparison import found_out, ordinary_tokens, rounding_of, undisturbed
 from steerlab.core._hook_points import SITES
 from steerlab.core._warning import warn
 from steerlab.core.errors import HookPointError, InputError
@@ -31,7 +32,6 @@ from steerlab.engines.lens._fast_comparison import N_TOKENS, first_difference
 from steerlab.engines.lens._hooking import attached, find_hook_point, hook_points
 from steerlab.engines.lens._unhooked_model import UnhookedModel
 
-_SAME_LOGITS = 3e-2  # of the logits' spread; two attention kernels differ that much in half precision
 DIFFERS = "A short comparison on this model found that the fast engine differs from the bridge in"
 ENGINE_NAMES = ("auto", "bridge", "fast", "graph", "compiled")
 
@@ -144,14 +144,10 @@ def plain_model(bridge: Any) -> Any:
         )
     made = UnhookedModel(bridge.original_model)
     made.set_attention(attention_kernel(bridge, "sdpa"))
-    ids = (
-        torch.arange(1, 13, device=embedding_device(made.model))[None]
-        % made.model.get_input_embeddings().num_embeddings
-    )
-    with alone(bridge), torch.no_grad():
-        wanted, found = (model(input_ids=ids).logits.float() for model in (bridge.original_model, made.model))
-    spread = float(wanted.max() - wanted.min())
-    if not float((wanted - found).abs().max()) <= _SAME_LOGITS * spread:
+    ids = _probe(made.model)
+    with alone(made.model), undisturbed(bridge.original_model):
+        wanted, found = (model(input_ids=ids).logits for model in (bridge.original_model, made.model))
+    if not rounding_of(made.model).explains(found, wanted):
         raise InputError(
             f"The plain {type(made.model).__name__} under this bridge gives other logits than the bridge, so they "
             "cannot share weights; load the model with AutoModelForCausalLM.from_pretrained."
@@ -226,14 +222,19 @@ def fast_difference(bridge: Any) -> str | None:
 
     The bridge must have no hooks of others.
     """
-    return remembered(bridge, "fast difference", lambda: _compared(bridge))
+    return found_out(bridge, "fast difference", lambda: _compared(bridge))
 
 
 def _compared(bridge: Any) -> str | None:
     model = bridge.original_model
-    ids = torch.arange(1, N_TOKENS + 1, device=embedding_device(model)) % model.get_input_embeddings().num_embeddings
     engines = BridgeBackend(bridge), FastBackend(bridge, "eager"), FastBackend(bridge, "sdpa")
-    return first_difference(*engines, list(plain_points(bridge)), ids[None])
+    with undisturbed(model):
+        return first_difference(*engines, list(plain_points(bridge)), _probe(model))
+
+
+def _probe(model: Any) -> Tensor:
+    """What comparisons of one pass run, shape [1, tokens]."""
+    return torch.tensor([ordinary_tokens(model, N_TOKENS)], device=embedding_device(model))
 
 
 def _has_hooks(bridge: Any) -> bool:
@@ -252,11 +253,16 @@ def _is_library_hook(hook: Any) -> bool:
 
 
 def _say_once(bridge: Any, reason: str) -> None:
-    said = remembered(bridge, "reasons said", set)
-    lasting = DIFFERS in reason or "quantised" in reason or "code of its own" in reason
-    if lasting and reason not in said:
-        said.add(reason)
-        warn(f"{reason} Generation runs on the bridge engine.")
+    if DIFFERS in reason or "quantised" in reason or "code of its own" in reason:  # it lasts
+        warn_once(bridge, f"{reason} Generation runs on the bridge engine.")
+
+
+def warn_once(bridge: Any, message: str) -> None:
+    """Gives a warning about a model, unless it was given before."""
+    said = remembered(bridge, "warnings given", set)
+    if message not in said:
+        said.add(message)
+        warn(message)
 
 
 def embedding_device(model: Any) -> torch.device:

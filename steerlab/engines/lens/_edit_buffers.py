@@ -23,14 +23,15 @@ class EditBuffers:
 
     def __init__(self, n_terms: Sequence[int], n_rows: int, capacity: int, d_model: int, index: Tensor) -> None:
         n_edits, self.n_terms, self.index, device = len(n_terms), n_terms, index, index.device
-        self.reads = torch.zeros(sum(n_terms), d_model, device=device)
-        self.writes = torch.zeros(sum(n_terms), d_model, device=device)
-        self.gates = torch.zeros(sum(n_terms), 7, device=device)
+        numbers = {"dtype": torch.float32, "device": device}
+        self.reads = torch.zeros(sum(n_terms), d_model, **numbers)
+        self.writes = torch.zeros(sum(n_terms), d_model, **numbers)
+        self.gates = torch.zeros(sum(n_terms), 7, **numbers)
         self.keeps = torch.zeros(n_edits, dtype=torch.bool, device=device)
         self.selected = torch.zeros(n_edits, n_rows, capacity, dtype=torch.bool, device=device)
-        self.factors = torch.zeros(n_edits, n_rows, capacity, device=device)
+        self.factors = torch.zeros(n_edits, n_rows, capacity, **numbers)
         self.edited = torch.zeros(n_edits, n_rows, dtype=torch.long, device=device)
-        self.changes = torch.zeros(n_edits, n_rows, device=device)
+        self.changes = torch.zeros(n_edits, n_rows, **numbers)
 
     def fill(self, edits: Sequence[Edit]) -> None:
         """Writes a plan's edits at this hook point into the buffers, and begins to count anew."""
@@ -38,7 +39,7 @@ class EditBuffers:
         for k, term in enumerate(terms):
             self.reads[k] = 0.0 if term.read is None else term.read
             self.writes[k] = term.write
-            self.gates[k] = torch.tensor([*astuple(term.gate), term.bias])
+            self.gates[k] = torch.tensor([*astuple(term.gate), term.bias], dtype=torch.float32)
         self.keeps.copy_(torch.tensor([edit.norm is not None for edit in edits]))
         self.edited.zero_()
         self.changes.zero_()

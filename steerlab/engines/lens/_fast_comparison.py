@@ -12,16 +12,13 @@ import torch
 from torch import Tensor
 
 from steerlab._runtime.backend import Backend
+from steerlab._runtime.self_comparison import is_out_of_memory, rounding_of
 from steerlab.core.errors import HookPointError
 
 N_TOKENS = 12
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 3e-2
 """Of the largest value, in half precision."""
-
-_ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}
-_MUCH_ROUNDING = 0.1
-"""Of the root mean square of logits, by how much two ways of rounding may differ after many layers."""
 
 _STEP = 0.5
 """Of an activation's root mean square: what is added to it."""
@@ -36,6 +33,9 @@ def first_difference(bridge: Backend, fast: Backend, quick: Backend, names: Sequ
         quick: the same with the attention that generates.
         names: hook points that both have.
         ids: token ids [1, tokens].
+
+    Raises:
+        torch.OutOfMemoryError: if memory does not suffice, which says nothing of the model.
     """
     try:
         for is_moved in (False, True):
@@ -47,8 +47,11 @@ def first_difference(bridge: Backend, fast: Backend, quick: Backend, names: Sequ
     except HookPointError as error:
         return str(error).rstrip(".")
     except Exception as error:  # foreign code, which may fail in any way; the bridge then runs, and what is wrong shows
+        if is_out_of_memory(error):
+            raise
         return f"{type(error).__name__}: {error}"
-    return None if resembles(quickly, plain) else "the logits under the attention kernel that generates"
+    agree = rounding_of(fast.model).explains(quickly, plain)
+    return None if agree else "the logits under the attention kernel that generates"
 
 
 @torch.no_grad()
@@ -69,19 +72,8 @@ def _pass(backend: Backend, names: Sequence[str], ids: Tensor, *, is_moved: bool
 
 
 def _step(value: Tensor, place: int) -> Tensor:
-    direction = torch.randn(value.shape[-1], generator=torch.Generator().manual_seed(place))
+    direction = torch.randn(value.shape[-1], generator=torch.Generator("cpu").manual_seed(place), device="cpu")
     return (_STEP * value.float().square().mean().sqrt() * direction.to(value.device)).to(value.dtype)
-
-
-def resembles(found: Tensor, wanted: Tensor) -> bool:
-    """Whether logits of two ways through a model differ by rounding alone, which grows with every layer."""
-    bound = _ROUNDING.get(wanted.dtype, _MUCH_ROUNDING)
-    found, wanted = found.double(), wanted.to(found.device).double()
-    is_finite = wanted.isfinite()
-    if not torch.equal(found.isfinite(), is_finite):
-        return False
-    wanted, off = wanted[is_finite], (found - wanted)[is_finite]
-    return bool(off.norm() <= bound * wanted.norm())
 
 
 def _same(found: Tensor | None, wanted: Tensor | None) -> bool:

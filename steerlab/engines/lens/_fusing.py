@@ -154,7 +154,7 @@ class _Together:
 
 
 def _random(like: Tensor, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(like)
+    return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(like)
 
 
 @torch.no_grad()

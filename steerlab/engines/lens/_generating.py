@@ -23,8 +23,9 @@ from steerlab.core.errors import InputError, NonFiniteError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
-from steerlab.engines.lens._backends import choose_backend
-from steerlab.engines.lens._program_rows import ProgramRows, why_no_program
+from steerlab.engines.lens._backends import choose_backend, warn_once
+from steerlab.engines.lens._program import ProgramFailedError
+from steerlab.engines.lens._program_rows import NO_MEMORY, ProgramRows, why_no_program
 from steerlab.steering._plan_assignment import AssignedPlan
 from steerlab.steering._run import PlanRun
 from steerlab.steering.plan import Plan
@@ -83,21 +84,35 @@ class GenerationTask:
             assigned: their plan.
             watch: gives further hooks, which read and change nothing; they come after the plan's.
         """
-        run, rows, attach = self._prepare(jobs, assigned, watch())
-        decoding = self._decoding(rows, jobs)
-        with attach():
-            outputs = decoding.run()
-            _settle(rows)
+        try:
+            run, outputs = self._generated(self._prepare(jobs, assigned, watch()), jobs)
+        except ProgramFailedError as error:
+            self._report(error.reason)
+        else:
+            self._finish(jobs, outputs, run, assigned)
+            return
+        # from the start and outside the handler, which holds what the program took; each draw has its own key
+        run, outputs = self._generated(self._prepare(jobs, assigned, watch(), by_program=False), jobs)
         self._finish(jobs, outputs, run, assigned)
+
+    def _generated(self, prepared: "_Prepared", jobs: Sequence[GenerationJob]) -> tuple[PlanRun, list[RowOutput]]:
+        decoding = self._decoding(prepared.rows, jobs)
+        with prepared.attach():
+            outputs = decoding.run()
+            _settle(prepared.rows)
+        self._note(prepared.engine)
+        return prepared.run, outputs
 
     def stream(self, job: GenerationJob, assigned: AssignedPlan) -> Iterator[str]:
         """Generates one row, yielding its text as it grows; between the pieces no hook is on the model."""
-        run, rows, attach = self._prepare([job], assigned, (), streams=True)
+        prepared = self._prepare([job], assigned, (), streams=True)
+        run, rows = prepared.run, prepared.rows
+        self._note(prepared.engine)
         decoding = self._decoding(rows, [job])
         after = Continuation(self.tokenizer, job.prompt)
         ids: list[int] = []
         given = 0
-        for tokens in _only_while_running(decoding.steps(), attach):
+        for tokens in self._only_while_running(decoding.steps(), prepared.attach):
             if int(tokens[0]) < 0:  # its logits are not finite
                 break
             ids.append(int(tokens[0]))
@@ -142,20 +157,28 @@ class GenerationTask:
         return text[: len(text) - held]
 
     def _prepare(
-        self, jobs: Sequence[GenerationJob], assigned: AssignedPlan, watch: Sequence[HookPair], *, streams: bool = False
-    ) -> tuple[PlanRun, Any, Attach]:
-        """The plan's run, fresh rows on the right backend, and a function that makes the context to run them in."""
+        self,
+        jobs: Sequence[GenerationJob],
+        assigned: AssignedPlan,
+        watch: Sequence[HookPair],
+        *,
+        streams: bool = False,
+        by_program: bool = True,
+    ) -> "_Prepared":
+        """The plan's run and fresh rows on the right backend."""
         lens = [len(job.prompt) for job in jobs]
         contents = None if self.contents is None else [self.contents[job.prompt_index] for job in jobs]
         run = PlanRun(assigned.plan, len(jobs), contents)
         hooks = [*plan_hooks(run), *watch] if self.rules.max_new_tokens else []
         backend = choose_backend(self.bridge, [name for name, _ in hooks], self.engine)
-        way = self._program(backend, run.plan, watches=bool(watch), streams=streams)
-        self._note(way or backend.name)
+        way = self._program(backend, run.plan, watches=bool(watch), streams=streams) if by_program else None
         if way is not None:
             rows = ProgramRows(self.bridge, run, lens, self.rules.max_new_tokens, is_compiled=way == "compiled")
-            return run, rows, rows.alone
-        return run, fresh_rows(backend.model, run, lens, "step"), partial(backend.attached, hooks)
+            if rows.known_failure is None:
+                return _Prepared(run, rows, rows.alone, way)
+            self._report(rows.known_failure)
+        rows = fresh_rows(backend.model, run, lens, "step")
+        return _Prepared(run, rows, partial(backend.attached, hooks), backend.name)
 
     def _program(self, backend: Backend, plan: Plan, *, watches: bool, streams: bool) -> str | None:
         """Which kind of program is to run the tokens after the prompt, if one is.
@@ -163,22 +186,49 @@ class GenerationTask:
         Raises:
             InputError: if one is asked for by name and none can be made.
         """
-        is_named = self.engine in ("graph", "compiled")
-        if not is_named and (self.engine != "auto" or watches or streams or not self._pays(backend)):
+        if not self._is_named and (self.engine != "auto" or watches or streams or not self._pays(backend)):
             return None
-        way = self.engine if is_named else "graph"
+        way = self.engine if self._is_named else "graph"
         reason = "It reads no activations." if watches else None
         reason = reason or why_no_program(self.bridge, plan, is_compiled=way == "compiled")
         if reason is None:
             return way
-        if is_named:
-            raise InputError(f"engine={way!r} cannot run here: {reason} Use engine='fast'.")
+        if self._is_named or reason.startswith(NO_MEMORY):
+            self._report(reason)
         return None
+
+    @property
+    def _is_named(self) -> bool:
+        """Whether a program was asked for by name."""
+        return self.engine in ("graph", "compiled")
+
+    def _report(self, reason: str) -> None:
+        """Says, once for each reason, that no program runs.
+
+        Raises:
+            InputError: if one was asked for by name.
+        """
+        if self._is_named:
+            raise InputError(f"engine={self.engine!r} cannot run here: {reason} Use engine='fast'.")
+        warn_once(self.bridge, f"{reason} Generation runs on the fast engine.")
 
     def _pays(self, backend: Backend) -> bool:
         """Whether recording a program is worth its time: on a GPU, if more than a few tokens follow."""
         device = backend.model.get_input_embeddings().weight.device
         return backend.name == "fast" and device.type == "cuda" and self.rules.max_new_tokens >= _FEW_TOKENS
+
+    def _only_while_running(self, steps: Iterator[Tensor], attach: Attach) -> Iterator[Tensor]:
+        """The steps one by one; hooks are on for each and gone when the caller has it: other calls may come between."""
+        while True:
+            try:
+                with attach():
+                    tokens = next(steps)
+            except StopIteration:
+                return
+            except ProgramFailedError as error:  # streams use programs only if asked to by name
+                self._report(error.reason)
+                raise
+            yield tokens
 
     def _note(self, engine: str) -> None:
         used = [*self.engine_used.split("+"), engine] if self.engine_used else [engine]
@@ -197,21 +247,27 @@ class GenerationTask:
         self.receipts.update(job_receipts(run, jobs, ran, assigned.given_hash))
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """What runs a batch.
+
+    Attributes:
+        run: the plan's run.
+        rows: fresh rows.
+        attach: makes the context to run them in.
+        engine: what is to be noted of it.
+    """
+
+    run: PlanRun
+    rows: Any
+    attach: Attach
+    engine: str
+
+
 def _settle(rows: Any) -> None:
     if isinstance(rows, ProgramRows):
         with rows.alone():
             rows.settle()
-
-
-def _only_while_running(steps: Iterator[Tensor], attach: Attach) -> Iterator[Tensor]:
-    """The steps one by one, hooks attached for each and gone when the caller has it: other calls may come between."""
-    while True:
-        try:
-            with attach():
-                tokens = next(steps)
-        except StopIteration:
-            return
-        yield tokens
 
 
 def _overlap(text: str, string: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from steerlab._runtime.self_comparison import is_out_of_memory
 from steerlab._runtime.shared_weights import HoldsModel
 from steerlab.core._arguments import explains_arguments
 from steerlab.core._numbers import check_integer
@@ -79,6 +80,8 @@ def load(
             bridge = TransformerBridge.boot_transformers(str(found.path), dtype=wanted, **placement)
         own_tokenizer = tokenizer or _read_tokenizer(str(found.path))
     except Exception as error:  # whatever the libraries raise over damaged or unsupported files
+        if is_out_of_memory(error):
+            raise
         raise ModelNotFoundError(
             f"The model in {found.path} cannot be loaded: {type(error).__name__}: {error}. Check that its files are "
             "whole and that TransformerLens supports its family."
@@ -125,6 +128,8 @@ def _share(model: Any, tokenizer: Any, batch_tokens: int) -> LensEngine:
             name, hf_model=shallow_copy(model), tokenizer=copy.deepcopy(tokenizer), dtype=model.dtype
         )
     except Exception as error:  # whatever the library raises over a family that it does not know
+        if is_out_of_memory(error):
+            raise
         raise InputError(
             f"{type(model).__name__} cannot run on TransformerLens: {type(error).__name__}: {error}. Check that "
             "TransformerLens supports its family."

@@ -6,8 +6,8 @@ programs run fused kernels in it.
 """
 
 import types
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from steerlab._runtime.device_transfer import devices_of, memoised_transfers
 from steerlab._runtime.hooks import install_input_hook, install_output_hook
 from steerlab._runtime.model_state import remembered
 from steerlab._runtime.modules import device_of
+from steerlab._runtime.self_comparison import is_out_of_memory
 from steerlab.core._hook_points import HookPoint
+from steerlab.core.errors import SteerlabError
 from steerlab.engines.lens._backends import attention_kernel, plain_points
 from steerlab.engines.lens._decode_attention import register
 from steerlab.engines.lens._edit_buffers import EditBuffers
@@ -47,6 +49,22 @@ class ProgramKey:
     capacity: int
     edited: tuple[tuple[HookPoint, tuple[int, ...]], ...]
     is_compiled: bool
+
+
+class ProgramFailedError(Exception):
+    """A program could not be made or run, though nothing had spoken against it; caught in this package.
+
+    Attributes:
+        reason: what happened, a sentence.
+        is_lasting: whether it would happen again; lack of memory may pass.
+    """
+
+    def __init__(self, doing: str, error: Exception) -> None:
+        self.is_lasting = not is_out_of_memory(error)
+        first_line = str(error).strip().partition("\n")[0].rstrip(".")
+        what = f"{type(error).__name__}: {first_line}" if self.is_lasting else f"memory ran out, {first_line}"
+        self.reason = f"{doing} failed ({what})."
+        super().__init__(self.reason)
 
 
 class Program:
@@ -109,7 +127,8 @@ class Program:
         return self._places != self._places_of_weights()
 
     def _places_of_weights(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self.unhooked.model.parameters()]
+        model = self.unhooked.model
+        return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
 
     def at(self, index: int, has_ended: Tensor) -> None:
         """States that the coming step runs each row's generated token of this index, rows that have ended left out.
@@ -121,13 +140,25 @@ class Program:
         for place in self._index.values():
             place.copy_(torch.where(has_ended, -1, index))
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether passes are replayed as CUDA graphs."""
+        return self.device.type == "cuda"
+
     def step(self) -> Tensor:
-        """Runs the pass on what its tensors hold; the logits are valid until the next step."""
-        if self.device.type == "cuda":
-            self._recording = self._recording or self._record()
-            logits = self._recording.replay()
+        """Runs the pass on what its tensors hold; the logits are valid until the next step.
+
+        Raises:
+            ProgramFailedError: if it cannot be recorded, compiled or run.
+        """
+        if not self.is_recorded:
+            with failing_as_program("A pass of the program"):
+                logits = self._pass()
         else:
-            logits = self._pass()
+            if self._recording is None:
+                with failing_as_program("Recording the pass as CUDA graphs"):
+                    self._recording = self._record()
+            logits = self._recording.replay()
         self.counts += 1
         self.cache.advance(1)
         return logits
@@ -172,6 +203,26 @@ def program_for(bridge: Any, key: ProgramKey) -> Program:
         found = None
     kept[key] = found or Program(bridge, key)
     return kept[key]
+
+
+def drop_program(bridge: Any, key: ProgramKey | None) -> None:
+    """Forgets the program for a key, or all; rows that still run on one keep it."""
+    kept: dict[ProgramKey, Program] = remembered(bridge, "programs", dict)
+    if key is None:
+        kept.clear()
+    else:
+        kept.pop(key, None)
+
+
+@contextmanager
+def failing_as_program(doing: str) -> Iterator[None]:
+    """Raises what other code raises in the body as a `ProgramFailedError`."""
+    try:
+        yield
+    except (SteerlabError, ProgramFailedError):
+        raise
+    except Exception as error:  # foreign code, which may fail in any way
+        raise ProgramFailedError(doing, error) from error
 
 
 def _crowd(programs: list[Program]) -> bool:

@@ -1,8 +1,8 @@
 """Rows on a program: the prompt runs on the fast backend, every further token as a replay."""
 
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,13 +13,21 @@ from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.hooks import alone
 from steerlab._runtime.model_state import remembered
 from steerlab._runtime.rows import left_padded
+from steerlab._runtime.self_comparison import found_out, is_out_of_memory, ordinary_tokens, rounding_of, undisturbed
 from steerlab._runtime.step import Step, running
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import InputError
 from steerlab.engines.lens._backends import FastBackend, embedding_device
-from steerlab.engines.lens._fast_comparison import resembles
 from steerlab.engines.lens._fixed_cache import fits
-from steerlab.engines.lens._program import Program, ProgramKey, program_for
+from steerlab.engines.lens._info import context_length
+from steerlab.engines.lens._program import (
+    Program,
+    ProgramFailedError,
+    ProgramKey,
+    drop_program,
+    failing_as_program,
+    program_for,
+)
 from steerlab.steering._run import PlanRun
 from steerlab.steering.operators._add import add
 from steerlab.steering.operators._edit import Edit
@@ -29,7 +37,14 @@ from steerlab.steering.positions._sets import All
 from steerlab.steering.vectors import SteeringVector
 
 CAPACITY_STEP = 64
-_PROMPTS, _NEXT = ((1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)), ((12, 13), (14, 15), (16, 17))
+NO_MEMORY = "Memory did not suffice for the short comparison that comes before a model's first program"
+
+TRIED = ((1, 512), (17, CAPACITY_STEP), (33, CAPACITY_STEP))
+"""Rows and capacities of the comparison. Kernels compute up to 16 rows in one way, up to 32 in another, and leave more
+to torch; they divide the slots of a cache among processors if rows are few and slots many."""
+
+_LONGEST, _STEPS, _POOL = 8, 3, 67
+"""Of the comparison: tokens of its longest prompts, steps after them, and different tokens; a prime: rows differ."""
 
 
 class ProgramRows:
@@ -51,21 +66,41 @@ class ProgramRows:
         self.run, self.prompt_lens, self.max_new_tokens = run, list(prompt_lens), max_new_tokens
         self._at = {point: _edits_at(run.plan, point) for point in run.plan.hook_points}
         edited = tuple((point, tuple(len(e.terms()) for _, e in edits)) for point, edits in self._at.items())
-        capacity = _capacity(max(prompt_lens) + max_new_tokens)
+        capacity = _capacity(max(prompt_lens) + max_new_tokens, context_length(bridge))
         self._bridge, self._key = bridge, ProgramKey(len(self.prompt_lens), capacity, edited, is_compiled)
         self.backend = FastBackend(bridge)
         self.device = embedding_device(self.backend.model)
         self._lens = torch.tensor(self.prompt_lens, device=self.device)
+        self.program: Program | None = None
         self._n_steps = 0
         self._is_foreseen = run.is_foreseen
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Runs the body while no other thread runs the model; each of the methods below is called in one."""
-        return alone(self.backend.model)
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Runs the body while no other thread runs the model; each of the methods below is called in one.
+
+        Raises:
+            InputError: if a weight was replaced after the prompts had run, whose place a recording still reads.
+        """
+        with alone(self.backend.model):
+            if self.program is not None and self.program.is_outdated:
+                raise InputError(
+                    "A weight of the model was replaced since this stream's last piece, so that the next would come "
+                    "from another model than the ones before; begin the stream again."
+                )
+            yield
 
     def extend(self, ids: Tensor, valid: Tensor, *, keep: int = 0) -> Tensor:
-        """Takes the program and runs the prompts, left-padded; once, before any step."""
-        program = self.program = program_for(self._bridge, self._key)
+        """Takes the program and runs the prompts, left-padded; once, before any step.
+
+        Raises:
+            ProgramFailedError: if the program cannot be made, or the prompts cannot run on its cache.
+        """
+        with self._failing():
+            return self._extend(ids, valid, keep)
+
+    def _extend(self, ids: Tensor, valid: Tensor, keep: int) -> Tensor:
+        self.program = program = program_for(self._bridge, self._key)
         program.user = weakref.ref(self)  # rows know the bridge, and programs outlive it otherwise
         for point, buffers in program.buffers.items():
             buffers.fill([edit for _, edit in self._at[point]])
@@ -105,10 +140,33 @@ class ProgramRows:
                 ran = RowPositions(program.counts.masked_fill(fed < 0, -1), self._lens, token_ids=fed.clamp_min(0))
                 self._place(self.run.begin(ran), self._n_steps)
         self._n_steps += 1
-        return program.step()
+        with self._failing():
+            return program.step()
+
+    @property
+    def known_failure(self) -> str | None:
+        """Why an earlier program for the same failed; None if none did."""
+        return _failures(self._bridge).get(self._key)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Drops a program that fails in the body, and remembers why it did if it would again."""
+        try:
+            with failing_as_program("A program"):
+                yield
+        except ProgramFailedError as error:
+            if error.is_lasting:
+                _failures(self._bridge)[self._key] = error.reason
+            drop_program(self._bridge, self._key if error.is_lasting else None)
+            raise
+
+    def drop(self) -> None:
+        """Lets the program go, with its cache, unless it is in use elsewhere."""
+        drop_program(self._bridge, self._key)
 
     def _own(self) -> Program:
         """The program, if no other rows have taken it."""
+        assert self.program is not None
         if self.program.user() is not self:
             raise InputError(
                 "Another generation of this shape has begun since this stream's last piece, and both use one program's "
@@ -118,7 +176,7 @@ class ProgramRows:
 
     def _place(self, rows: RowPositions, first: int) -> None:
         """States which of these generated tokens the edits reach, and how strongly."""
-        for point, buffers in self.program.buffers.items():
+        for point, buffers in self._own().buffers.items():
             for k, (_, edit) in enumerate(self._at[point]):
                 factors = edit.factors(rows)
                 strength = edit.scale if factors is None else edit.scale * factors
@@ -129,20 +187,31 @@ class ProgramRows:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Hands the program's counts to the plan's run."""
+        """Hands the program's counts to the plan's run; without a token to generate, nothing has run."""
+        if self.program is None:
+            return
         for point, buffers in self._own().buffers.items():
             for k, (index, _) in enumerate(self._at[point]):
                 self.run.add_counts(index, buffers.edited[k], buffers.changes[k])
+
+
+def _failures(bridge: Any) -> dict[ProgramKey, str]:
+    """Why programs failed, by what they were for."""
+    return remembered(bridge, "failed programs", dict)
 
 
 def _edits_at(plan: Plan, point: HookPoint) -> list[tuple[int, Edit]]:
     return [(index, edit) for index, edit in enumerate(plan) if edit.hook_point == point]
 
 
-def _capacity(needed: int) -> int:
-    """Tokens that a row of a program can hold: few different ones, so that calls of similar lengths share a program."""
+def _capacity(needed: int, context: int | None) -> int:
+    """Tokens that a row of a program can hold: few different ones, so that calls of similar lengths share a program.
+
+    No more than the model's context, for which some families make their tables.
+    """
     step = max(CAPACITY_STEP, 1 << max(0, needed.bit_length() - 3))
-    return -(-needed // step) * step
+    rounded = -(-needed // step) * step
+    return rounded if context is None else max(needed, min(rounded, context))
 
 
 def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
@@ -150,6 +219,8 @@ def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
     model = bridge.original_model
     if is_compiled and len({parameter.device for parameter in model.parameters()}) > 1:
         return "The model is spread over several devices."
+    if any(torch.is_autocast_enabled(kind) for kind in {parameter.device.type for parameter in model.parameters()}):
+        return "Autocast is on, whose dtypes a program would keep."
     if not fits(model.config.get_text_config()):
         return "The model keeps more than keys and values of attention."
     without = next((edit.operator for edit in plan if not edit.operator.has_formula), None)
@@ -157,31 +228,58 @@ def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
         return f"Edits of a program share one form, and {without} states no terms."
     if any(point.site == "resid_mid" for point in plan.hook_points):
         return "The plan edits resid_mid."
-    different = remembered(bridge, "program difference", lambda: _difference(bridge))
+    try:
+        different = found_out(bridge, "program difference", lambda: _difference(bridge))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        said = str(error).strip().partition("\n")[0].rstrip(".")
+        return f"{NO_MEMORY} ({said})."
     return None if different is None else f"A short comparison on this model found {different}."
 
 
-@torch.no_grad()
 def _difference(bridge: Any) -> str | None:
-    """What a program, not compiled, gives otherwise than the fast backend on this model, in words."""
-    backend, lens = FastBackend(bridge), [len(prompt) for prompt in _PROMPTS]
-    ids, valid = left_padded(_PROMPTS)
+    """What a program, not compiled, gives otherwise than the fast backend on this model, in words.
+
+    Raises:
+        Exception: one that `is_out_of_memory`, which says nothing of the model.
+    """
+    rounding = rounding_of(bridge.original_model)
     try:
-        runs = [PlanRun(_trial(bridge), len(lens)) for _ in range(2)]
-        ours = ProgramRows(bridge, runs[0], lens, 1 + len(_NEXT), is_compiled=False)
-        plain = fresh_rows(backend.model, runs[1], lens, "step")
-        with ours.alone():
-            found = [ours.extend(ids, valid, keep=1), *(ours.step(torch.tensor(next_)).clone() for next_ in _NEXT)]
-        with backend.attached(plan_hooks(runs[1])):
-            wanted = [plain.extend(ids, valid, keep=1), *(plain.step(torch.tensor(next_)) for next_ in _NEXT)]
+        with undisturbed(bridge.original_model):
+            is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in TRIED)
     except Exception as error:  # foreign code, which may fail in any way; the fast engine then runs
-        return f"that {type(error).__name__} is raised: {error}"
-    is_same = all(map(resembles, found, wanted))
+        cause = error.__cause__ if isinstance(error, ProgramFailedError) and error.__cause__ else error
+        if is_out_of_memory(cause):
+            raise cause from None
+        return f"that {type(cause).__name__} is raised: {cause}"
     return None if is_same else "other logits than the fast engine's"
+
+
+def _both(bridge: Any, n_rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+    """Logits by a program and by the fast backend: after prompts of several lengths, and at each step that follows."""
+    backend, context = FastBackend(bridge), context_length(bridge)
+    capacity = capacity if context is None else max(_LONGEST + _STEPS, min(capacity, context))
+    pool = ordinary_tokens(backend.model, _POOL)
+    lens = [_LONGEST - 3 * row % _LONGEST for row in range(n_rows)]
+    rows = [[pool[(5 * row + k) % _POOL] for k in range(length + _STEPS)] for row, length in enumerate(lens)]
+    prompts = left_padded([tokens[:-_STEPS] for tokens in rows])
+    following = torch.tensor([tokens[-_STEPS:] for tokens in rows]).T
+    runs = [PlanRun(_trial(bridge), n_rows) for _ in range(2)]
+    ours = ProgramRows(bridge, runs[0], lens, capacity - _LONGEST, is_compiled=False)
+    plain = fresh_rows(backend.model, runs[1], lens, "step")
+    try:
+        with ours.alone():
+            found = [ours.extend(*prompts, keep=1), *(ours.step(tokens).clone() for tokens in following)]
+    finally:
+        ours.drop()
+    with backend.attached(plan_hooks(runs[1])):
+        wanted = [plain.extend(*prompts, keep=1), *(plain.step(tokens) for tokens in following)]
+    return torch.cat(found, dim=1), torch.cat(wanted, dim=1)
 
 
 def _trial(bridge: Any) -> Plan:
     """A plan with an edit in the middle of the model, at every position."""
     layer = bridge.cfg.n_layers // 2
-    values = torch.randn(bridge.cfg.d_model, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(bridge.cfg.d_model, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     return Plan(add(SteeringVector.from_tensor(values, layer=layer), coef=1.0, where=All()))

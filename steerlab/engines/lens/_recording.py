@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -77,18 +77,22 @@ class Recording:
     ) -> None:
         self._steps: list[Callable[[], Any]] = []
         self._kept: list[Tensor] = []
-        with _streams_on(devices):
+        self._graph: torch.cuda.CUDAGraph | None = None
+        with _streams_on(devices), _random_numbers_kept(devices):
             for _ in range(_WARM_UPS):
                 work()
                 restore()
-            self._begin(devices[0])
             transfers.recording = self
             try:
+                self._begin(devices[0])
                 with around:
                     self.result = work()
+                self._end()
+            except BaseException:
+                self._abandon()
+                raise
             finally:
                 transfers.recording = None
-                self._end()
             restore()
 
     def replay(self) -> Tensor:
@@ -120,8 +124,33 @@ class Recording:
         self._graph.capture_begin(capture_error_mode="thread_local")
 
     def _end(self) -> None:
-        self._graph.capture_end()
-        self._steps.append(self._graph.replay)
+        graph, self._graph = self._graph, None
+        assert graph is not None
+        graph.capture_end()
+        self._steps.append(graph.replay)
+
+    def _abandon(self) -> None:
+        """Ends a graph that is being recorded, of which nothing is used."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with suppress(RuntimeError):  # of a void recording: the error on its way says why it is void
+                graph.capture_end()
+
+
+@contextmanager
+def _random_numbers_kept(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Gives torch's generators of the devices back as they were if the body fails.
+
+    A recording that is void leaves them as if it still went on, and the user's next draw would raise.
+    """
+    generators = [torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"]
+    states = [generator.clone_state() for generator in generators]
+    try:
+        yield
+    except BaseException:
+        for generator, state in zip(generators, states, strict=True):
+            generator.graphsafe_set_state(state)
+        raise
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from steerlab._runtime.model_state import share_lock
 from steerlab._runtime.modules import unwrapped
 
 _HOOK_REGISTRIES = (
@@ -33,13 +34,14 @@ class UnhookedModel:
         model: a causal language model whose modules a bridge has wrapped.
 
     Attributes:
-        model: the model without wrappers; call it like the original Hugging Face model.
+        model: the model without wrappers, in evaluation mode; call it like the original Hugging Face model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._copies: dict[int, nn.Module] = {}
         self._configs: dict[int, Any] = {}
-        self.model: Any = self._copy(model)
+        self.model: Any = self._copy(model).eval()
+        share_lock(self.model, model)  # a call with other parameters puts them where both look
 
     def of(self, module: nn.Module) -> nn.Module:
         """The counterpart here of a module or of the wrapper around it.

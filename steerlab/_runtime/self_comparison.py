@@ -1,0 +1,66 @@
+"""What comparisons of a model with itself share: how the model rounds, and which tokens it is given."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from steerlab._runtime.evaluation import evaluating
+from steerlab._runtime.model_state import remembered
+from steerlab.measures._rounding import Rounding
+
+T = TypeVar("T")
+
+
+def rounding_of(model: Any) -> Rounding:
+    """How a causal language model rounds: the coarsest dtype of its weights, and its number of layers."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point() and p.element_size() > 1}
+    coarsest = max(dtypes or {torch.float32}, key=lambda dtype: torch.finfo(dtype).eps)
+    return Rounding(coarsest, getattr(model.config.get_text_config(), "num_hidden_layers", None) or 1)
+
+
+def found_out(model: Any, what: str, compare: Callable[[], T]) -> T:
+    """What a comparison found on a model, made once for each dtype and kind of device that its weights are in.
+
+    Args:
+        model: what it is about.
+        what: a name of the comparison.
+        compare: makes it.
+    """
+    root = getattr(model, "original_model", model)
+    kinds = sorted({f"{parameter.dtype} on {parameter.device.type}" for parameter in root.parameters()})
+    return remembered(model, f"{what}, {', '.join(kinds)}", compare)
+
+
+def ordinary_tokens(model: Any, count: int) -> list[int]:
+    """Token ids from all over the vocabulary.
+
+    The first ones are special tokens, or bytes: a trained model makes of them what no text leads to, and multiplies
+    roundings until, in bfloat16, its logits have little to do with those of another attention kernel.
+    """
+    d_vocab = model.get_input_embeddings().weight.shape[0]
+    return [(k + 1) * d_vocab // (count + 1) for k in range(count)]
+
+
+@contextmanager
+def undisturbed(model: Any) -> Iterator[None]:
+    """Runs the body without what a call may bring along and a comparison is not about: dropout, autocast, gradients."""
+    kinds = {parameter.device.type for parameter in model.parameters()}
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        stack.enter_context(torch.no_grad())
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: of a device, of the processor, or of a library on a device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _MEMORY_RAN_OUT)
+
+
+_MEMORY_RAN_OUT = ("out of memory", "can't allocate memory", "alloc_failed")
