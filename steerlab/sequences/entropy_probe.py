@@ -28,7 +28,7 @@ from torch import Tensor
 from steerlab.core.errors import InputError
 from steerlab.measures.intervals import Interval
 from steerlab.measures.nucleus import truncates
-from steerlab.sequences.config import FunctionalPrecision
+from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
 from steerlab.sequences.types import BatchedSequences, LogprobResults
 from steerlab.steering._plan_assignment import PlanArgument
 
@@ -162,7 +162,10 @@ def entropy_probe(
     for eta in steps if fresh else ():
         with moved_parameters(processor, v_named, float(eta)):
             there = processor.generate_batched(prompts, G, seed=seed, plan=plan, **generate)
-            scored = processor.teacher_force_logprobs(there, compute_rb=True, tf_batch_size=tf_batch_size, plan=plan)
+            with _in_float64(processor):  # as at θ: otherwise the change would hold that of the precision
+                scored = processor.teacher_force_logprobs(
+                    there, compute_rb=True, tf_batch_size=tf_batch_size, plan=plan
+                )
         anew.append(_estimate(_Steps.of(scored).sums() - sums, level))
     return EntropyProbe(
         entropy=_estimate(sums, level),
@@ -196,10 +199,13 @@ def moved_parameters(processor: "SequenceProcessor", v_named: Mapping[str, Tenso
 
 @contextmanager
 def _in_float64(processor: "SequenceProcessor") -> Iterator[None]:
-    """Runs the body with parameters and measures of calls without gradients in float64."""
+    """Runs the body with parameters, passes and measures of calls without gradients in float64."""
     before = processor.config
     precision = replace(
-        before.precision, func_override=FunctionalPrecision(cast_params=True, dtype=torch.float64), entropy_fp64=True
+        before.precision,
+        func_override=FunctionalPrecision(cast_params=True, dtype=torch.float64),
+        tf_nograd=ForcingPrecision(),  # autocast would round every pass to its dtype
+        entropy_fp64=True,
     )
     processor.config = replace(before, precision=precision)
     try:

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from transformers import Adafactor
 
 from steerlab.core.errors import InputError
 from steerlab.sequences import adam_second_moments, group_advantages, preconditioned, update_direction
@@ -54,6 +55,17 @@ def test_adam_scales_it(make_processor, sequences):
     torch.testing.assert_close(scaled[NAME], plain[NAME] / (mean.sqrt() + 1e-8))
 
 
+def test_amsgrad_scales_by_the_largest_moment(make_processor):
+    model = make_processor().parts.root
+    parameter = model.get_parameter(NAME)
+    optimizer = torch.optim.AdamW([parameter], lr=0.0, betas=(0.9, 0.5), amsgrad=True)
+    for size in (4.0, 0.0):
+        parameter.grad = torch.full_like(parameter, size)
+        optimizer.step()
+    moments = adam_second_moments(optimizer, model)  # 0.5 · 16, which the second step's 0.25 · 16 does not reach
+    torch.testing.assert_close(moments[NAME], torch.full_like(parameter, 8 / (1 - 0.5**2)).detach())
+
+
 def test_bad_input_is_named(make_processor, sequences):
     processor = make_processor()
     with pytest.raises(InputError, match=r"one finite number per response, \(2, 3\)"):
@@ -62,3 +74,9 @@ def test_bad_input_is_named(make_processor, sequences):
         preconditioned({"a": torch.ones(1)}, {})
     with pytest.raises(InputError, match="SGD holds no second moments"):
         adam_second_moments(torch.optim.SGD(processor.parts.root.parameters()), processor.parts.root)
+    adafactor = Adafactor(processor.parts.root.parameters(), lr=0.0, relative_step=False, scale_parameter=False)
+    for parameter in processor.parts.root.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    adafactor.step()  # it keeps `exp_avg_sq` of vectors, and scales otherwise
+    with pytest.raises(InputError, match="Adafactor holds no second moments"):
+        adam_second_moments(adafactor, processor.parts.root)
