@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import Adafactor
 
-from steerlab.core.errors import InputError
+import steerlab as sl
+from steerlab.core.errors import InputError, PlanError
 from steerlab.sequences import adam_second_moments, group_advantages, preconditioned, update_direction
 
 NAME = "model.layers.2.mlp.up_proj.weight"
@@ -72,6 +73,10 @@ def test_bad_input_is_named(make_processor, sequences):
         update_direction(processor, sequences, [[1.0, 2.0]])
     with pytest.raises(InputError, match="no second moment of 'a'"):
         preconditioned({"a": torch.ones(1)}, {})
+    vector = sl.SteeringVector.from_tensor(torch.ones(processor.parts.config.hidden_size), layer=1)
+    for plans in (1, 3):
+        with pytest.raises(PlanError, match=f"got {plans} plans for 2 prompts"):
+            update_direction(processor, sequences, ADVANTAGES, plan=[sl.Plan(sl.add(vector, coef=1.0))] * plans)
     with pytest.raises(InputError, match="SGD holds no second moments"):
         adam_second_moments(torch.optim.SGD(processor.parts.root.parameters()), processor.parts.root)
     adafactor = Adafactor(processor.parts.root.parameters(), lr=0.0, relative_step=False, scale_parameter=False)
