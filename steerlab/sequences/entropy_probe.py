@@ -28,6 +28,7 @@ from torch import Tensor
 from steerlab.core.errors import InputError
 from steerlab.measures.intervals import Interval
 from steerlab.measures.nucleus import truncates
+from steerlab.sequences._sampling import single_seed
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
 from steerlab.sequences.types import BatchedSequences, LogprobResults
 from steerlab.steering._plan_assignment import PlanArgument
@@ -112,7 +113,7 @@ def entropy_probe(
     etas: Sequence[float],
     *,
     G: int = 32,
-    seed: int = 0,
+    seed: int | Sequence[int] | None = 0,
     fresh: bool = True,
     level: float = 0.95,
     tf_batch_size: int | None = None,
@@ -130,7 +131,7 @@ def entropy_probe(
         v_named: the direction, by parameter name.
         etas: the steps η.
         G: responses per prompt.
-        seed: of the draws, at θ and at every θ + η·v alike.
+        seed: of the draws, at θ and at every θ + η·v alike; as in `generate_batched`.
         fresh: draw anew at every step.
         level: coverage of the intervals.
         tf_batch_size: rows at a time.
@@ -152,6 +153,7 @@ def entropy_probe(
     steps = np.asarray(etas, dtype=float)
     if steps.ndim != 1 or not len(steps) or not np.isfinite(steps).all():
         raise InputError(f"etas holds finite steps, at least one, got {etas!r}.")
+    seed = single_seed(None) if seed is None else seed  # one for all draws, which are compared
     drawn = processor.generate_batched(prompts, G, seed=seed, plan=plan, **generate)
     with _in_float64(processor), torch.no_grad():
         along = _Along(processor, drawn, v_named, tf_batch_size, plan)

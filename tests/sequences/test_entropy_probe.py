@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from steerlab.core.errors import InputError
+from steerlab.measures.intervals import Interval
 from steerlab.sequences import SequenceProcessor, entropy_gradient, entropy_probe, moved_parameters
 from steerlab.sequences.entropy_probe import _Along, _before, _estimate, _in_float64, derivative_terms
 from tests.sequences.helpers import enumerated
@@ -163,6 +164,11 @@ def test_fresh_responses_of_a_narrow_model_are_measured_as_those_at_the_start(ma
     v = {name: torch.ones(processor.parts.root.get_parameter(name).shape)}
     found = entropy_probe(processor, ["The ferry leaves"], v, [0.0], G=2, seed=0)
     assert found.fresh[0].value == 0.0
+
+
+def test_without_a_seed_the_draws_at_both_ends_are_alike(exact):
+    processor, _, v = exact
+    assert entropy_probe(processor, [[0, 1]], v, [0.0], G=4, seed=None).fresh[0].interval == Interval(0.0, 0.0, 0.95)
 
 
 def test_an_interval_is_of_the_spread_within_prompts():
