@@ -12,6 +12,7 @@ from steerlab._runtime.model_parts import ModelParts
 from steerlab.core.errors import InputError
 from steerlab.sequences._overrides import Overrides
 from steerlab.sequences._precision import autocasting
+from steerlab.sequences._sharded_head import whole_logits
 from steerlab.sequences.config import FunctionalPrecision
 
 
@@ -38,6 +39,6 @@ def functional_logits(
         if optional_arguments(parts.causal, "position_ids"):
             options["position_ids"] = (mask.cumsum(dim=-1) - 1).clamp_min(0)
     state = overrides.complete(params) | overrides.check_buffers(buffers)
-    with evaluating(parts.root), autocasting(precision, parts.device):
+    with evaluating(parts.root), autocasting(precision, parts.device), whole_logits(parts.head):
         logits = torch.func.functional_call(parts.root, state, (ids,), options).logits
     return logits if logits.dtype == torch.float64 else logits.float()

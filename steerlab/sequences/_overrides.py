@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steerlab._runtime.sharding import is_distributed, is_sharded
 from steerlab.core.errors import InputError
 from steerlab.sequences.config import FunctionalPrecision
 
@@ -32,6 +33,7 @@ class Overrides:
         Raises:
             InputError: for an unknown name, another shape, or two different directions for one tied weight.
         """
+        check_unsharded(self.root)
         directions = self._canonical(v_named)
         moved = {}
         for name, parameter in self.root.named_parameters():
@@ -74,6 +76,7 @@ class Overrides:
         Raises:
             InputError: for an unknown name or another shape.
         """
+        check_unsharded(self.root)
         return {name: self._widened(p) for name, p in self.root.named_parameters()} | self._canonical(override)
 
     def check_buffers(self, override: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -127,6 +130,7 @@ def state_override(
     buffer_dtype: torch.dtype | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters θ + η·v in a stated dtype, and copies of the buffers if asked; see `SequenceProcessor`."""
+    check_unsharded(root)
     moved = Overrides(root, FunctionalPrecision(cast_params=False))._canonical(v_named)
     params: dict[str, Tensor] = {}
     for name, parameter in root.named_parameters():
@@ -139,6 +143,19 @@ def state_override(
         for name, buffer in (root.named_buffers() if include_buffers else ())
     }
     return params, buffers
+
+
+def check_unsharded(root: nn.Module) -> None:
+    """Nothing, if a model can run as a function of its parameters.
+
+    Raises:
+        InputError: if `fully_shard` wraps it: other tensors in the place of its shards would leave it unusable.
+    """
+    if is_sharded(root):
+        raise InputError(
+            "A model sharded by fully_shard runs with its own parameters only, inside its own forward; for "
+            "params_override, build_state_override and functional_logits make a processor on an unsharded copy."
+        )
 
 
 def _plain(name: str, known: Mapping[str, Any]) -> str:
@@ -159,3 +176,8 @@ def _check_shape(name: str, value: Any, own: Tensor | None, known: Mapping[str, 
     if not isinstance(value, Tensor) or value.shape != own.shape:
         found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{name!r} has shape {tuple(own.shape)} in the model, got {found}.")
+    if is_distributed(own) and not is_distributed(value):
+        raise InputError(
+            f"{name!r} is a DTensor, spread over processes, and what was given for it is not. Spread that alike: "
+            "torch.distributed.tensor.distribute_tensor(value, weight.device_mesh, weight.placements)."
+        )

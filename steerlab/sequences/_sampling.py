@@ -28,6 +28,7 @@ from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.core.token_sets import TokenSets
 from steerlab.sequences._plan_resolver import PlanResolver, apply_plan
+from steerlab.sequences._sharded_head import whole_logits
 from steerlab.sequences.config import GenerationConfig
 from steerlab.sequences.types import BatchedSequences
 from steerlab.steering._plan_assignment import AssignedPlan, PlanArgument, group_by_plan
@@ -191,6 +192,7 @@ class Sampler:
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.parts.root))
             stack.enter_context(torch.autocast(self.parts.device.type, enabled=False))
+            stack.enter_context(whole_logits(self.parts.head))
             rows = fresh_rows(self.parts.causal, run, list(map(len, prompts)), "step")
             decoding = Decoding(
                 rows, prompts, self.config.policy, keys, rules, self.tokenizer, with_support=with_support

@@ -93,7 +93,8 @@ class Scorer:
         self.parts.check_head()
         assigned = self.resolver.assign(request.plan, sequences.n_prompts)
         rows = forced_rows(sequences, self.parts)
-        if must_replay(sequences, request.support, self.config.generation.policy, self.parts.d_vocab):
+        replays = must_replay(sequences, request.support, self.config.generation.policy, self.parts.d_vocab)
+        if replays:
             rows = [with_support(row, sequences) for row in rows]
         assembly = Assembly(sequences, self.config, request.with_grad, request.support)
         receipts: list[Receipt] = []
@@ -104,7 +105,7 @@ class Scorer:
                 self._check_live(request)
             else:
                 stack.enter_context(evaluating(self.parts.root))
-            forcing = self._forcing(request, sequences.n_prompts)
+            forcing = self._forcing(request, sequences.n_prompts, replays)
             batches = _batches(rows, assigned, request.rows_at_once)
             n_batches = len(batches)
             if self.parts.is_sharded:
@@ -126,7 +127,7 @@ class Scorer:
         assembly.receipts = tuple(receipts)
         return assembly, receipts
 
-    def _forcing(self, request: ScoringRequest, n_prompts: int) -> Forcing:
+    def _forcing(self, request: ScoringRequest, n_prompts: int, replays: bool) -> Forcing:
         state = self._state(request)
         cast = self._cast(request.with_grad, functional=request.is_overridden or not request.with_grad)
         pass_precision = self._pass_precision(request.with_grad)
@@ -140,7 +141,7 @@ class Scorer:
             with_shape=request.with_shape,
             eos_ids=tuple(token for token in sorted(named) if token < self.parts.d_vocab),
             chunk_rows=request.chunk_rows,
-            with_flips=request.with_flips and truncates(self.config.generation.policy),
+            with_flips=request.with_flips and replays,
         )
         return Forcing(self.parts, self.resolver, spec, cast, state, n_prompts)
 
@@ -252,8 +253,8 @@ def must_replay(sequences: BatchedSequences, support: str, policy: SamplingPolic
             f"The sequences were drawn under {sequences.policy}, and the configuration now says {policy}: their "
             "supports belong to the first. Set the configuration back, or use support='recomputed'."
         )
-    if not truncates(policy):
-        return False
+    if not truncates(policy) and (sequences.supports is None or sequences.policy is not None):
+        return False  # sets of another sampler, given without its policy, may leave tokens out all the same
     if sequences.supports is None:
         raise InputError(
             "support='replayed' needs the sets that the tokens were drawn from, which these sequences do not carry: "

@@ -4,12 +4,14 @@ Every process makes the logits of its own tokens and gathers those of a chunk of
 measure the same whole rows; the weight itself stays where it is. Each takes its own columns of the gradient.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from steerlab._runtime.sharding import is_distributed
 from steerlab.core.errors import InputError
@@ -38,17 +40,54 @@ class VocabularyShards:
         return slice(start, min(start + self.size, self.d_vocab))
 
     def gathered(self, logits: Tensor) -> Tensor:
-        """Logits of all tokens, [rows, d_vocab], from those of this process's own."""
+        """Logits of all tokens, [..., d_vocab], from those of this process's own."""
         padded = torch.nn.functional.pad(logits, (0, self.size - logits.shape[-1])).contiguous()
         found = [torch.empty_like(padded) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(found, padded, group=self.group)
-        return torch.cat(found, dim=-1)[:, : self.d_vocab].contiguous()
+        return torch.cat(found, dim=-1)[..., : self.d_vocab].contiguous()
 
     def summed(self, part: Tensor) -> Tensor:
         """The sum over processes, in float32 or wider."""
         total = part.to(torch.promote_types(part.dtype, torch.float32)).contiguous()
         dist.all_reduce(total, group=self.group)
         return total.to(part.dtype)
+
+
+class _Gathered(torch.autograd.Function):
+    """Logits of all tokens from each process's own; each gets its own columns of the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, shards: VocabularyShards) -> Tensor:
+        ctx.shards = shards
+        return shards.gathered(logits)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient[..., ctx.shards.own].contiguous(), None
+
+
+@contextmanager
+def whole_logits(head: nn.Linear) -> Iterator[None]:
+    """Runs the body with a head whose own forward gives the logits of all tokens on every process.
+
+    By default `ColwiseParallel` leaves each process those of its own tokens, from which a sampler would draw without
+    knowing that there are others.
+    """
+    shards = local_head(head.weight, head.bias)[2]
+    if shards is None:
+        yield
+        return
+
+    def gather(_: nn.Module, args: Any, output: Any) -> Tensor:
+        if is_distributed(output):
+            return output.full_tensor()
+        return output if output.shape[-1] == shards.d_vocab else _Gathered.apply(output, shards)  # pyright: ignore[reportReturnType]
+
+    hook = head.register_forward_hook(gather)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def local_head(weight: Any, bias: Any) -> tuple[Tensor, Tensor | None, VocabularyShards | None]:

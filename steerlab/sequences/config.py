@@ -19,11 +19,16 @@ _PRECISIONS = ("highest", "high", "medium")
 def settings(cls: type[T]) -> type[T]:
     """A frozen dataclass whose error for a change in place says how to make one that every part sees."""
     made: Any = dataclass(frozen=True)(cls)
-    made.__setattr__ = made.__delattr__ = _refuse_change
+    made.__setattr__ = made.__delattr__ = refuse_change
     return made
 
 
-def _refuse_change(self: object, name: str, *value: object) -> NoReturn:
+def refuse_change(self: object, name: str, *value: object) -> NoReturn:
+    """Says how a setting is changed instead.
+
+    Raises:
+        FrozenInstanceError: always.
+    """
     raise FrozenInstanceError(
         f"{type(self).__name__}.{name} cannot be changed in place. Give the processor a whole configuration, which its "
         "sampler, scorer and overrides all take: processor.config = processor.config.changed(generation={…}, "
@@ -209,6 +214,12 @@ class ProcessorConfig:
         )
 
 
+SETTINGS = frozenset(
+    entry.name for kind in (ProcessorConfig, GenerationConfig, PrecisionConfig) for entry in fields(kind)
+)
+"""The names of all settings and sections."""
+
+
 def _changed(section: Any, changes: Mapping[str, Any], path: str) -> Any:
     _check_keys(changes, type(section), path)
     inner = {name: getattr(section, name) for name in changes}
@@ -245,7 +256,7 @@ class SettingsView(Mapping[str, Any]):
         return SettingsView(lambda: getattr(self._read(), name)) if is_dataclass(value) else value
 
     def __setitem__(self, name: str, value: Any) -> NoReturn:
-        _refuse_change(self._read(), name, value)
+        refuse_change(self._read(), name, value)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names or [entry.name for entry in fields(self._read())])

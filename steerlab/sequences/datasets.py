@@ -120,7 +120,8 @@ def draw_from_pool(dataset_name: str, split: str, n_draws: int, max_prompts_pool
     if max_prompts_pool is None:
         pool = load_examples(dataset_name, split)
     else:
-        pool = sample_examples(dataset_name, split, max_prompts_pool, seed, at_most=True)
+        size = check_integer(max_prompts_pool, "max_prompts_pool", least=1, error=DataError)
+        pool = sample_examples(dataset_name, split, size, seed, at_most=True)
     return PoolPrompts(pool, np.random.default_rng((seed, 1)).integers(0, len(pool), size=n_draws))
 
 

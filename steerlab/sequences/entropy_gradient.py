@@ -291,6 +291,7 @@ def summed_gradients(
             "The parameters of a model sharded by fully_shard are whole inside a pass only, so no gradient can be "
             "taken by them here; score with_grad=True and call backward() on a loss."
         )
+    processor.scorer.resolver.assign(plan, sequences.n_prompts)  # a list with one plan per prompt, or an error
     chosen = _parameters(processor, names)
     total = {name: torch.zeros_like(parameter) for name, parameter in chosen.items()}
     size = tf_batch_size or processor.config.generation.tf_batch_size

@@ -28,7 +28,8 @@ from torch import Tensor
 from steerlab.core.errors import InputError
 from steerlab.measures.intervals import Interval
 from steerlab.measures.nucleus import truncates
-from steerlab.sequences.config import FunctionalPrecision
+from steerlab.sequences._sampling import single_seed
+from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision
 from steerlab.sequences.types import BatchedSequences, LogprobResults
 from steerlab.steering._plan_assignment import PlanArgument
 
@@ -112,7 +113,7 @@ def entropy_probe(
     etas: Sequence[float],
     *,
     G: int = 32,
-    seed: int = 0,
+    seed: int | Sequence[int] | None = 0,
     fresh: bool = True,
     level: float = 0.95,
     tf_batch_size: int | None = None,
@@ -130,7 +131,7 @@ def entropy_probe(
         v_named: the direction, by parameter name.
         etas: the steps η.
         G: responses per prompt.
-        seed: of the draws, at θ and at every θ + η·v alike.
+        seed: of the draws, at θ and at every θ + η·v alike; as in `generate_batched`.
         fresh: draw anew at every step.
         level: coverage of the intervals.
         tf_batch_size: rows at a time.
@@ -152,6 +153,7 @@ def entropy_probe(
     steps = np.asarray(etas, dtype=float)
     if steps.ndim != 1 or not len(steps) or not np.isfinite(steps).all():
         raise InputError(f"etas holds finite steps, at least one, got {etas!r}.")
+    seed = single_seed(None) if seed is None else seed  # one for all draws, which are compared
     drawn = processor.generate_batched(prompts, G, seed=seed, plan=plan, **generate)
     with _in_float64(processor), torch.no_grad():
         along = _Along(processor, drawn, v_named, tf_batch_size, plan)
@@ -162,7 +164,10 @@ def entropy_probe(
     for eta in steps if fresh else ():
         with moved_parameters(processor, v_named, float(eta)):
             there = processor.generate_batched(prompts, G, seed=seed, plan=plan, **generate)
-            scored = processor.teacher_force_logprobs(there, compute_rb=True, tf_batch_size=tf_batch_size, plan=plan)
+            with _in_float64(processor):  # as at θ: otherwise the change would hold that of the precision
+                scored = processor.teacher_force_logprobs(
+                    there, compute_rb=True, tf_batch_size=tf_batch_size, plan=plan
+                )
         anew.append(_estimate(_Steps.of(scored).sums() - sums, level))
     return EntropyProbe(
         entropy=_estimate(sums, level),
@@ -196,10 +201,13 @@ def moved_parameters(processor: "SequenceProcessor", v_named: Mapping[str, Tenso
 
 @contextmanager
 def _in_float64(processor: "SequenceProcessor") -> Iterator[None]:
-    """Runs the body with parameters and measures of calls without gradients in float64."""
+    """Runs the body with parameters, passes and measures of calls without gradients in float64."""
     before = processor.config
     precision = replace(
-        before.precision, func_override=FunctionalPrecision(cast_params=True, dtype=torch.float64), entropy_fp64=True
+        before.precision,
+        func_override=FunctionalPrecision(cast_params=True, dtype=torch.float64),
+        tf_nograd=ForcingPrecision(),  # autocast would round every pass to its dtype
+        entropy_fp64=True,
     )
     processor.config = replace(before, precision=precision)
     try:

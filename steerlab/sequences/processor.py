@@ -27,7 +27,16 @@ from steerlab.sequences._precision import precise
 from steerlab.sequences._sampling import Sampler, SamplingRequest, single_seed
 from steerlab.sequences._scoring import Scorer, ScoringRequest
 from steerlab.sequences._weights_match import check_same_weights, parameters_fingerprint
-from steerlab.sequences.config import GenerationConfig, ProcessorConfig, SettingsView, as_dtype, check_count
+from steerlab.sequences.config import (
+    SETTINGS,
+    GenerationConfig,
+    PrecisionConfig,
+    ProcessorConfig,
+    SettingsView,
+    as_dtype,
+    check_count,
+    refuse_change,
+)
 from steerlab.sequences.datasets import PoolPrompts, draw_from_pool, sample_examples
 from steerlab.sequences.diagnostics import EARLY_STEPS, DiagnosticsResults
 from steerlab.sequences.importance import RatioHealth
@@ -96,6 +105,11 @@ class SequenceProcessor:
         self._resolver = PlanResolver(self._parts, tokenizer)
         self._compared: tuple[weakref.ref[Any] | None, Any] = (None, None)
         self.config = checked
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in SETTINGS:  # it would be stored here, and nothing would look at it
+            refuse_change(self, name)
+        object.__setattr__(self, name, value)
 
     @property
     def parts(self) -> ModelParts:
@@ -229,7 +243,11 @@ class SequenceProcessor:
             self._compared = weakref.ref(engine), fingerprint
 
     def _log_probs_of_probe(self, probe: BatchedSequences) -> np.ndarray:
-        assembly, _ = self.scorer.run(probe, ScoringRequest(with_grad=False, rows_at_once=1))
+        # exactly, whatever precision scores have: rounding must not look like other weights
+        own = self.config.precision
+        exact = PrecisionConfig(func_override=replace(own.func_override, autocast=False))
+        scorer = replace(self.scorer, config=replace(self.config, precision=exact))
+        assembly, _ = scorer.run(probe, ScoringRequest(with_grad=False, rows_at_once=1))
         return as_array(assembly.logprobs(False, False).logprobs[0][0])
 
     @explains_arguments

@@ -106,6 +106,8 @@ def preconditioned(
 def adam_second_moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Tensor]:
     """Adam's running means of squared gradients, corrected for their start at 0, by parameter name.
 
+    With `amsgrad` they are the largest means so far, by which that variant scales its steps.
+
     Args:
         optimizer: Adam or AdamW that has made at least one step.
         model: whose names to use; parameters that the optimiser has not moved are left out.
@@ -118,9 +120,10 @@ def adam_second_moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
-            if id(parameter) in names and "exp_avg_sq" in state:
+            moments = state.get("max_exp_avg_sq", state.get("exp_avg_sq"))  # the first with amsgrad only
+            if id(parameter) in names and moments is not None and "betas" in group and float(state["step"]) > 0:
                 correction = 1 - group["betas"][1] ** float(state["step"])
-                found[names[id(parameter)]] = state["exp_avg_sq"].detach() / correction
+                found[names[id(parameter)]] = moments.detach() / correction
     if not found:
         raise InputError(
             f"{type(optimizer).__name__} holds no second moments of this model's parameters; pass Adam or AdamW after "

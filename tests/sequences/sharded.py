@@ -114,8 +114,14 @@ def _refusals(rank: int, path: Path, device: str) -> Any:
         "drawing": lambda: processor.generate_batched(["The ferry"], 1),
         "narrow": lambda: narrow.teacher_force_logprobs(sequences),
         "nothing": lambda: processor.teacher_force_logprobs(empty),
+        "logits": lambda: processor.functional_logits(torch.tensor([[5, 6]])),
+        "moved": lambda: processor.params_override({}, 0.1),
+        "state": lambda: processor.build_state_override({}, 0.1, param_dtype=None, include_buffers=False),
+        "engine": lambda: sl.load(processor),
     }
-    return {name: _message(call) for name, call in calls.items()}
+    found = {name: _message(call) for name, call in calls.items()}
+    scores(processor, sequences)  # no refusal leaves the model unusable
+    return found
 
 
 def sl_empty(sequences: Any) -> Any:
@@ -141,7 +147,25 @@ def _columns(rank: int, path: Path, device: str) -> Any:
     processor, sequences = columns_processor(model, path), drawn(path)
     without = scores(processor, sequences)
     loss_of(processor, sequences).backward()
-    return without, gradients(model), tuple(model.lm_head.weight.to_local().shape)
+    found = gradients(model)
+    calls = {
+        "engine": lambda: sl.load(processor),
+        "override": lambda: processor.params_override(
+            {"lm_head.weight": torch.zeros(383, model.lm_head.in_features)}, 1
+        ),
+    }
+    refusals = {name: _message(call) for name, call in calls.items()}
+    shape = tuple(model.lm_head.weight.to_local().shape)
+    return without, found, shape, draws_and_logits(processor), refusals
+
+
+def draws_and_logits(processor: SequenceProcessor) -> Any:
+    """Two responses, the model's own logits of some ids, and their derivative along a direction of a layer's."""
+    texts = processor.generate_batched(["The ferry leaves"], 2, seed=0).sequences
+    ids, eta = torch.tensor([[5, 6, 7]]), torch.tensor(0.1, requires_grad=True)
+    direction = {MOVED: torch.ones_like(processor.parts.root.get_parameter(MOVED))}
+    logits = processor.functional_logits(ids, None, processor.params_override(direction, eta))
+    return texts, logits.detach(), torch.autograd.grad(logits.logsumexp(dim=-1).sum(), eta)[0]
 
 
 def odd_head(model: Any) -> None:

@@ -220,6 +220,9 @@ def test_what_cannot_take_effect_cannot_be_set(make_processor, tokenizer):
         processor.config = 3
     with pytest.raises(AttributeError):
         processor.config.generation.temperature = 0.5
+    for name in ("top_p", "max_new_tokens", "generation", "precision", "entropy_fp64", "func_override"):
+        with pytest.raises(AttributeError, match=rf"SequenceProcessor\.{name} cannot .*processor\.config\.changed"):
+            setattr(processor, name, 0.5)
     for name in ("tokenizer", "parts"):
         with pytest.raises(AttributeError):
             setattr(processor, name, getattr(processor, name))

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from steerlab.core.errors import InputError
+from steerlab.measures.intervals import Interval
 from steerlab.sequences import SequenceProcessor, entropy_gradient, entropy_probe, moved_parameters
 from steerlab.sequences.entropy_probe import _Along, _before, _estimate, _in_float64, derivative_terms
 from tests.sequences.helpers import enumerated
@@ -136,6 +137,38 @@ def test_parameters_are_as_before(exact):
     entropy_probe(processor, [[0, 1]], v, [0.1], G=4)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert processor.config == config
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        {"tf_nograd": {"autocast": True, "dtype": "bfloat16"}},
+        {"func_override": {"autocast": True, "dtype": "bfloat16"}},
+        {"func_override": {"cast_params": False}, "tf_nograd": {"cast_logits_fp32": False}},
+    ],
+    ids=str,
+)
+def test_the_precision_of_scores_is_not_that_of_the_probe(exact, precision):
+    processor, _, v = exact
+    wanted = entropy_probe(processor, [[0, 1]], v, [0.0, 0.05], G=8, seed=0)
+    processor.config = processor.config.changed(precision=precision)
+    found = entropy_probe(processor, [[0, 1]], v, [0.0, 0.05], G=8, seed=0)
+    np.testing.assert_array_equal(found.to_frame(), wanted.to_frame())
+    assert found.slope == wanted.slope
+    assert found.fresh[0].value == 0.0
+
+
+def test_fresh_responses_of_a_narrow_model_are_measured_as_those_at_the_start(make_processor):
+    processor = make_processor(torch.bfloat16, precision={"func_override": {"cast_params": False}}, max_new_tokens=4)
+    name = "model.layers.1.mlp.up_proj.weight"
+    v = {name: torch.ones(processor.parts.root.get_parameter(name).shape)}
+    found = entropy_probe(processor, ["The ferry leaves"], v, [0.0], G=2, seed=0)
+    assert found.fresh[0].value == 0.0
+
+
+def test_without_a_seed_the_draws_at_both_ends_are_alike(exact):
+    processor, _, v = exact
+    assert entropy_probe(processor, [[0, 1]], v, [0.0], G=4, seed=None).fresh[0].interval == Interval(0.0, 0.0, 0.95)
 
 
 def test_an_interval_is_of_the_spread_within_prompts():

@@ -50,6 +50,14 @@ def test_an_engine_with_other_weights_is_refused(make_processor, tiny_llama_engi
         processor.generate_batched(PROMPTS, 1, seed=0, engine=tiny_llama_engine)
 
 
+@pytest.mark.parametrize("section", ["tf_nograd", "func_override"])
+def test_scores_under_autocast_do_not_look_like_other_weights(make_processor, tiny_llama_engine, section):
+    processor = make_processor(precision={section: {"autocast": True, "dtype": "bfloat16"}})
+    ours = processor.generate_batched(PROMPTS, 1, seed=0)
+    theirs = processor.generate_batched(PROMPTS, 1, seed=0, engine=tiny_llama_engine)
+    assert ids_of(ours) == ids_of(theirs)
+
+
 def test_seeds_and_batches(make_processor):
     processor = make_processor(top_p=0.95)
     first = ids_of(processor.generate_batched(PROMPTS, 3, seed=1))

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from steerlab.core.errors import InputError
+from steerlab.core.errors import DataError, InputError
 from steerlab.sequences import SequenceProcessor, register_dataset, rewards_of
 from steerlab.sequences.datasets import load_examples
 
@@ -66,6 +66,8 @@ def test_keywords_reach_the_call_that_draws_and_scores(make_processor):
     assert rewards_of(sequences, None)[0] == pytest.approx([math.nan] * 2, nan_ok=True)
     with pytest.raises(InputError, match="total_sequences=5 is not a multiple of G=2"):
         processor.generate_with_replacement_sampling(5, "numbers", G=2)
+    with pytest.raises(DataError, match="max_prompts_pool is an integer ≥ 1, got 0"):
+        processor.generate_with_replacement_sampling(2, "numbers", max_prompts_pool=0)
     with pytest.raises(TypeError, match=r"generate_with_logprobs has no argument rewards"):
         processor.generate_with_replacement_sampling(2, "numbers", rewards=3)
     with pytest.raises(TypeError, match="no argument reward: use reward_fn="):

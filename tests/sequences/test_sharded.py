@@ -5,7 +5,14 @@ import torch
 import torch.distributed as dist
 
 from tests.sequences.data_parallel import N_PROCESSES, drawn, load, loss_of, processor_of, share
-from tests.sequences.sharded import columns_processor, gradients, odd_head, plan_of, scores
+from tests.sequences.sharded import (
+    columns_processor,
+    draws_and_logits,
+    gradients,
+    odd_head,
+    plan_of,
+    scores,
+)
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
@@ -77,6 +84,10 @@ def test_a_plan(found, whole, tiny_llama_path):
         ("drawing", "Draw through an engine"),
         ("narrow", "'cast_params': False"),
         ("nothing", "give each at least one"),
+        ("logits", "make a processor on an unsharded copy"),
+        ("moved", "make a processor on an unsharded copy"),
+        ("state", "make a processor on an unsharded copy"),
+        ("engine", "spread over processes"),
     ],
 )
 def test_what_is_refused(found, name, said):
@@ -91,8 +102,14 @@ def test_a_head_cut_by_its_vocabulary(found, tiny_llama_path):
     expected = scores(processor, sequences)
     loss_of(processor, sequences).backward()
     wanted = gradients(model)
+    texts, logits, slope = draws_and_logits(processor)
     for rank in range(N_PROCESSES):
-        scored, got, shape = found[rank]["columns"]
+        scored, got, shape, others, refusals = found[rank]["columns"]
+        # each process has the logits of its own tokens only, and a draw must not be from those
+        assert torch.equal(others[0], texts)
+        torch.testing.assert_close(others[1:], (logits, slope), atol=1e-5, rtol=1e-4)
+        assert "spread over processes" in refusals["engine"]
+        assert "is a DTensor" in refusals["override"]
         assert shape[0] == model.lm_head.weight.shape[0] // 2 + (rank == 0)
         torch.testing.assert_close(scored, expected, atol=1e-5, rtol=1e-5)
         close(got, wanted)

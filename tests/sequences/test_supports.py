@@ -149,6 +149,23 @@ def test_what_cannot_be_replayed(make_processor, sequences):
         replace(drawn, supports=[[sets[1:] for sets in row] for row in drawn.supports])
 
 
+def test_sets_of_another_sampler_count_whatever_the_policy(make_processor, sequences):
+    """A sampler whose cut the configuration cannot state, such as top_k, with sets given by hand."""
+    processor = make_processor()
+    ids = [[sequences.response_ids(b, g) for g in range(3)] for b in range(2)]
+    supports = [[TokenSets.of([{token, 7, 300} for token in row], 384) for row in some] for some in ids]
+    given = replace(sequences, supports=supports, sampler_logqs=[[np.zeros(len(row)) for row in some] for some in ids])
+    found = processor.teacher_force_logprobs(given, compute_rb=True, support="replayed")
+    whole = processor.functional_logits(sequences.sequences[0, :1], sequences.attention_masks[0, :1]).detach()
+    first = sequences.prompt_lens[0] - 1
+    kept = [sorted({token, 7, 300}) for token in ids[0][0]]
+    for step, (token, members) in enumerate(zip(ids[0][0], kept, strict=True)):
+        q = whole[0, first + step, members].log_softmax(dim=0)
+        assert float(found.token_logqs[0][0][step]) == pytest.approx(float(q[members.index(token)]), abs=1e-5)
+        assert found.rb_entropies[0][0][step] == pytest.approx(float(-(q.exp() * q).sum()), abs=1e-5)
+    assert processor.ratio_health(given).num_flipped == sum(map(sum, sequences.gen_lens))
+
+
 def test_an_engine_that_cannot_say(make_processor, tiny_llama_engine, monkeypatch):
     traits = replace(tiny_llama_engine.traits, gives_supports=False)
     monkeypatch.setattr(type(tiny_llama_engine), "traits", traits)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import steerlab as sl
 from steerlab.core.errors import PlanError, VectorShapeError
@@ -290,9 +291,22 @@ def test_a_term_reads_along_one_direction_and_writes_along_another():
     assert term(torch.tensor([[1.0, 3.0], [-2.0, 0.0]])).tolist() == [[0, 8], [0, 0]]
 
 
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("convert", [Tensor.double, Tensor.bfloat16, lambda t: t.double().numpy()])
+def test_a_terms_directions_may_be_of_any_float(convert):
+    along, h = torch.tensor([2.0, 1.0]), torch.tensor([[1.0, 3.0]])
+    found = Term(convert(along), Gate(slope=1.0), convert(along))(h)
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[10.0, 5.0]]
+
+
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: Term([1.0, 2.0], Gate(1.0)), "write is a tensor along the stream"),
+        (lambda: Term(None, Gate(1.0)), "write is a tensor along the stream"),
+        (lambda: Term(V.unit, Gate(slope=1.0), "up"), "read is a tensor along the stream"),
         (lambda: Gate(slope=math.nan), "slope of a gate is a number"),
         (lambda: Gate(math.inf), "amount of a gate is a number"),
         (lambda: Gate(gain=1.0, lo=2.0, hi=1.0), "lo ≤ hi"),

@@ -1,3 +1,5 @@
+import functools
+import gc
 import importlib.util
 import json
 import math
@@ -45,6 +47,14 @@ def started(path, *, in_process=True, **arguments):
         sl.load(path, backend="vllm", **{**OPTIONS, **arguments, **ASKED}) as engine,
     ):
         yield engine
+    _freeze_once()
+
+
+@functools.cache
+def _freeze_once():
+    """Spares vLLM, which an engine has imported, the search for garbage, as `pytest_collection_finish` did the rest."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager
@@ -58,6 +68,9 @@ def set_up_vllm(*, in_process):
             if "vllm" in sys.modules:  # the import belongs to the start of an engine, whose output is looked at
                 # vLLM looks at an architecture that is new to it in a process of its own, which imports vLLM again
                 patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda look: look())
+            # an engine looks for garbage seven times, through all that is alive: only what was imported is spared that
+            patch.setattr(gc, "unfreeze", lambda: None)
+            patch.setattr(gc, "freeze", lambda: None)
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")

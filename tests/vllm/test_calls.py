@@ -1,6 +1,7 @@
 """A call from its message to its answer, carried out by a toy engine: whose vectors it may use, and what it may ask."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from steerlab.engines._http.frames import Frame, read_frame
 from steerlab.engines._http.plans import plans_message
 from steerlab.engines._http.results import scores_in
 from steerlab.engines.toy import ToyEngine
+from steerlab.engines.vllm._client.capturing import MEDIAN_NORM
+from steerlab.engines.vllm._client.requests import Request
 from steerlab.engines.vllm._client.served_model import ServedModel
 from steerlab.engines.vllm._server.calls import Call, CallCancelled, Desk
 from steerlab.engines.vllm._server.plans import PlanMaker
@@ -88,6 +91,41 @@ def test_a_steering_field_names_offered_vectors(desk):
 def test_what_cannot_be_asked_is_one_sentence(desk, what, content, fragment):
     with pytest.raises(sl.InputError, match=fragment):
         asked(desk, what, content)
+
+
+class Recording:
+    """Takes rows as the server's runner does, and runs nothing."""
+
+    async def run(self, requests, note):
+        return list(requests)
+
+
+@pytest.mark.parametrize(
+    ("what", "content", "run", "fits"),
+    [
+        ("capture", {"layers": [1]}, "capture", True),
+        ("capture", {"layers": [1, 2]}, "capture", False),
+        ("capture", {"layers": "all", "pool": "mean"}, "capture", True),
+        ("capture", {"layers": [0, 1, 2]}, MEDIAN_NORM, True),
+        ("score", {}, MEDIAN_NORM, True),
+        ("median_norm", {"layer": 1}, MEDIAN_NORM, True),
+    ],
+)
+def test_the_size_of_a_call_is_that_of_its_answer(desk, what, content, run, fits):
+    """And not of all that is wired, nor of what the server reads to know the unit of a dose."""
+    request = Request(0, 0, tuple(range(5, 65)), {}, None, read=((0, 60),))  # 60 · 32 · 4 bytes a layer, of 10,000
+    call = Call(replace(desk, runner=Recording()), what, Frame(content))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(desk.loop.run_forever)
+        try:
+            if fits:
+                assert call.run([request], run) == [request]
+            else:
+                with pytest.raises(sl.InputError, match=r"takes 15,360 bytes.*10,000.*fewer prompts, positions or"):
+                    call.run([request], run)
+        finally:
+            desk.loop.call_soon_threadsafe(desk.loop.stop)
+            running.result()
 
 
 def test_a_cancelled_call_does_nothing(desk):

@@ -315,6 +315,24 @@ def test_conditions_are_answered_row_by_row(engine, lens, vector):
         assert passed == {True, False}
 
 
+def test_edits_before_the_position_that_answers_them(engine, lens, vector):
+    """Whether they act is known once that position has run: in the same pass, or too late."""
+    always, never = sl.when(vector(1, 5), above=-1e3), sl.when(vector(1), below=-1e3)
+    plan = sl.Plan(
+        sl.add(vector(1), coef=3.0, where=w.all(), when=always),
+        sl.ablate(vector(2), where=w.prompt(), when=never | always),
+    )
+    engine.llm.reset_prefix_cache()
+    for _ in range(2):  # what was written too early is nobody's, not even of the same request once more
+        with pytest.raises(sl.PlanError, match="before its condition was answered"):
+            engine.score([LONG], [TARGETS], plan=plan)
+        with pytest.raises(sl.PlanError, match="before its condition was answered"):
+            engine.generate([PROMPTS[0], LONG], plan=plan, max_new_tokens=2)
+    short = [prompt for prompt in PROMPTS if len(engine.tokenizer(prompt)["input_ids"]) <= 16]  # tokens of a pass
+    assert 4 <= len(short) < len(PROMPTS)
+    assert compare(engine, lens, short * 2, plan) > len(short)  # beside others, some of them are cut
+
+
 def test_a_probe_in_a_later_layer_steers_what_is_generated_after_it(engine, lens, vector):
     plan = sl.Plan(sl.add(vector(1), coef=3.0, where=w.generated(), when=sl.when(vector(2), above=-1e3)))
     ours, theirs = (one.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=6) for one in (engine, lens))

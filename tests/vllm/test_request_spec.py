@@ -3,16 +3,24 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import steerlab as sl
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
+from steerlab.engines.vllm._client.compiled_plan import compile_plan
+from steerlab.engines.vllm._client.position_runs import Row, resolve
+from steerlab.engines.vllm._client.requests import Request
 from steerlab.engines.vllm._client.sampling import check_policy, request_seed, token_log_qs
 from steerlab.engines.vllm._wire.config import SteeringConfig
 from steerlab.engines.vllm._wire.packets import pack, unpack
 from steerlab.engines.vllm._wire.request_spec import RequestSpec
 from steerlab.engines.vllm._wire.runs import clip, merged, positions_in, runs_of, size
+from steerlab.steering.positions._prompt_lookup import PromptContent
+
+w = sl.where
 
 masks = st.lists(st.booleans(), max_size=40)
 runs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)).map(lambda r: (r[0], r[0] + r[1])), max_size=6)
@@ -116,3 +124,31 @@ def test_request_seeds_fit_vllm_and_depend_on_the_whole_key():
     seeds = {request_seed((s, p, n)) for s in range(4) for p in range(4) for n in range(4)}
     assert len(seeds) == 64
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("where", "when", "shared"),
+    [
+        (w.all(), {"read": w.last_prompt()}, False),
+        (w.index(2, 5), {"read": w.index(0, 3)}, False),
+        (w.default(), {"read": w.last_prompt()}, True),
+        (w.index(3), {"read": w.index(0, 3)}, True),
+        (w.all(), {"read": w.index(0)}, True),
+        (w.all(), None, True),
+    ],
+)
+def test_blocks_that_may_be_written_before_an_answer_are_shared_with_nobody(where, when, shared):
+    """An edit before the position that answers its condition acts only if one pass holds both."""
+    vector, probe = (sl.SteeringVector.from_tensor(torch.eye(4)[k], layer=1) for k in (0, 1))
+    asked = sl.add(vector, coef=1.0, where=where, when=None if when is None else sl.when(probe, above=0.0, **when))
+    # of another edit, whose condition is answered in time, or that has none
+    plan = sl.Plan(asked, sl.add(probe, coef=1.0, where=w.all(), when=sl.when(probe, above=0.0, read=w.index(0))))
+    compiled = compile_plan(plan, SteeringConfig((1,), max_conditions=2))
+    tokens = (5, 6, 7, 6, 5, 8)
+    groups = resolve(compiled.selections, Row(tokens, 6, 9, PromptContent(0, 1, tokens)), 8)
+    request = Request(0, 0, tokens, {}, None, compiled, groups, prefix=("3", 4))
+    specs = [request.spec(row) for row in ("1", "2")]
+    keys = {spec.key_between(0, 32) for spec in specs}
+    assert len(keys) == (1 if shared else 2)
+    assert {spec.prefix for spec in specs} == {("3", 4) if shared else None}
+    assert RequestSpec.of(Params(specs[0].to_args())) == specs[0]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from steerlab._runtime.self_comparison import is_out_of_memory
+from steerlab._runtime.sharding import is_distributed, is_sharded
 from steerlab._runtime.shared_weights import HoldsModel
 from steerlab.core._arguments import explains_arguments
 from steerlab.core._numbers import check_integer
@@ -122,6 +123,11 @@ def _share(model: Any, tokenizer: Any, batch_tokens: int) -> LensEngine:
 
     logging.getLogger("transformer_lens").setLevel(logging.ERROR)
     name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    if is_sharded(model) or any(map(is_distributed, model.parameters())):
+        raise InputError(
+            f"The parameters of {name} are spread over processes (fully_shard, tensor parallelism), which the engine "
+            "cannot run. Load a whole copy; a SequenceProcessor scores the model as it is."
+        )
     tokenizer = tokenizer or _tokenizer_from(name)
     try:
         bridge = TransformerBridge.boot_transformers(

@@ -24,7 +24,7 @@ from steerlab.core.receipts import Inherited, Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.display import Piece, Shown
 from steerlab.engines.vllm._client.build_receipts import RowsBeside
-from steerlab.engines.vllm._client.capturing import CaptureCall
+from steerlab.engines.vllm._client.capturing import MEDIAN_NORM, CaptureCall
 from steerlab.engines.vllm._client.compiled_plan import wired_point
 from steerlab.engines.vllm._client.connection import Connection
 from steerlab.engines.vllm._client.generating import GenerationCall
@@ -445,6 +445,7 @@ class VLLMEngine(Shown):
         pool: str | None = None,
         plan: PlanArgument = None,
         chat: bool = False,
+        what: str = "capture",
     ) -> Activations:
         if not self.config.capture_tokens:
             raise InputError("This engine was started with capture_tokens=0, so it cannot read activations.")
@@ -460,7 +461,7 @@ class VLLMEngine(Shown):
             room=self.config.capture_tokens,
         )
         requests = call.requests(encoder.contents(encoded), planner.plans(plan, len(encoded)), planner)
-        return call.run(requests, self._run, self.info.dtype)
+        return call.run(requests, self._run, self.info.dtype, what)
 
     def median_norm(self, layer: int, site: str = "resid_post") -> float:
         """Median norm of the stream at a wired hook point, over the shipped reference text, position 0 left out.
@@ -484,7 +485,7 @@ class VLLMEngine(Shown):
                 f"max_model_len ≥ {width + 1} (it is {self.info.context_length}), or give coef= instead of dose=."
             )
         windows = reference_windows(self.tokenizer, self.info.d_vocab, self._model.own_context)
-        found = self._capture(windows, point.layer, point.site, ~index_positions(0))
+        found = self._capture(windows, point.layer, point.site, ~index_positions(0), what=MEDIAN_NORM)
         return float(found[point.layer].norm(dim=-1).median())
 
     def _tools(self) -> tuple[Encoder, Planner]:

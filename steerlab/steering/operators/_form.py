@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -68,10 +69,13 @@ class Term:
     """One summand g(r·h + b)·w of Δ(h).
 
     Attributes:
-        write: w, float32 [d_model].
+        write: w, float32 [d_model]; converted from any other floating-point tensor or array.
         gate: g.
-        read: r, float32 [d_model]; None for a constant gate, which reads nothing.
+        read: r, likewise; None for a constant gate, which reads nothing.
         bias: b.
+
+    Raises:
+        PlanError: for directions or a bias that are not numbers, or a gate that needs a direction to read along.
     """
 
     write: Float[Tensor, " d_model"]
@@ -80,6 +84,8 @@ class Term:
     bias: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("write", "read"):
+            object.__setattr__(self, name, _direction(getattr(self, name), name))
         bias = as_number(self.bias)
         if bias is None:
             raise PlanError(f"The bias of a term is a finite number, got {shown(self.bias)}.")
@@ -92,6 +98,15 @@ class Term:
         if self.read is None or self.gate.is_constant:
             return self.gate.amount * self.write
         return self.gate(h @ self.read + self.bias)[..., None] * self.write
+
+
+def _direction(values: Any, name: str) -> Tensor | None:
+    """A direction in float32, which all engines compute in; None for None, where that may be."""
+    if values is None and name == "read":
+        return None
+    if not isinstance(values, Tensor | np.ndarray):
+        raise PlanError(f"A term's {name} is a tensor along the stream, got {shown(values)}.")
+    return torch.as_tensor(values).float()
 
 
 def change(terms: Sequence[Term], h: Float[Tensor, "*batch d_model"]) -> Any:

@@ -23,6 +23,10 @@ ARGUMENTS = {
 }
 
 
+MEDIAN_NORM = "median norm"
+"""What a call is named that measures the unit of a dose."""
+
+
 @dataclass
 class CaptureCall:
     """A call in progress.
@@ -98,15 +102,21 @@ class CaptureCall:
         chunks = [positions[start : start + self.room] for start in range(0, len(positions), self.room)]
         return [replace(request, read=_runs(chunk, request.n_tokens)) for chunk in chunks]
 
-    def run(self, requests: Sequence[Request], run: RunRows, dtype: str) -> Activations:
+    def run(self, requests: Sequence[Request], run: RunRows, dtype: str, what: str = "capture") -> Activations:
         """Runs the requests in waves; what was read, with receipts.
+
+        Args:
+            requests: the requests.
+            run: runs them.
+            dtype: of the model.
+            what: names the call.
 
         Raises:
             NonFiniteError: if an activation is not finite.
         """
         last: dict[int, Outcome] = {}
         for wave in self.waves(requests):
-            outcomes = run(wave, "capture")
+            outcomes = run(wave, what)
             require_finite(wave, outcomes, dtype)
             for request, outcome in zip(wave, outcomes, strict=True):
                 self.take(request, outcome)

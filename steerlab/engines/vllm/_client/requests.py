@@ -10,6 +10,7 @@ import numpy as np
 from steerlab.core._not_finite import listed, not_finite
 from steerlab.core.token_sets import TokenSets
 from steerlab.engines.vllm._client.compiled_plan import CompiledPlan
+from steerlab.engines.vllm._wire.plan_tables import ASKS
 from steerlab.engines.vllm._wire.request_spec import Group, RequestSpec, ScoreSpec, SharedPrefix
 from steerlab.engines.vllm._wire.runs import Runs, RunsByTokens
 from steerlab.steering._plan_assignment import AssignedPlan
@@ -74,12 +75,17 @@ class Request:
         return self.compiled is not None or bool(self.read) or self.score is not None or self.draw
 
     def spec(self, row: str, group: Group | None = None) -> RequestSpec | None:
-        """What scheduler and workers receive; None if there is nothing to do."""
+        """What scheduler and workers receive; None if there is nothing to do.
+
+        Where an edit may be reached before its condition is answered, a block's states depend on how the prompt was cut
+        into passes, which is found out when the request has ended. Such a request shares no block that it edits.
+        """
         if not self.has_work:
             return None
         plan = None if self.compiled is None else self.compiled.fingerprint
         origin = len(self.first_ids) if self.compiled is not None and self.compiled.counts_generated else None
-        reads = (0, "") if self.compiled is None else self._reads(self.compiled)
+        read, may_be_early = self._read_until, self._may_be_early
+        read_from = hashlib.sha256(repr(self.token_ids[: max(read)]).encode()).hexdigest()[:16] if read else ""
         return RequestSpec(
             row,
             plan,
@@ -87,18 +93,38 @@ class Request:
             self.read,
             self.score,
             self.draw,
-            self.prefix,
+            None if may_be_early else self.prefix,
             group,
             origin,
-            *reads,
+            len(read),
+            f"{read_from}:{row}" if may_be_early else read_from,
             support=self.support,
         )
 
-    def _reads(self, compiled: CompiledPlan) -> tuple[int, str]:
-        """How many of the groups are read by conditions, and a name for the tokens up to the last such position."""
-        count = len(compiled.tables.conditions)
-        stop = max((last for runs in self.groups[len(self.groups) - count :] for _, last, *_ in runs), default=0)
-        return (count, hashlib.sha256(repr(self.token_ids[:stop]).encode()).hexdigest()[:16]) if count else (0, "")
+    @property
+    def answered_from(self) -> int:
+        """The position after the last one that its conditions read; 0 without conditions."""
+        return max(self._read_until, default=0)
+
+    @property
+    def _read_until(self) -> list[int]:
+        """Of each condition, the position after the last one that it reads."""
+        count = 0 if self.compiled is None else len(self.compiled.tables.conditions)
+        groups = self.groups[len(self.groups) - count :] if count else ()
+        return [max((last for _, last, *_ in runs), default=0) for runs in groups]
+
+    @property
+    def _may_be_early(self) -> bool:
+        """Whether an edit acts at a position before the last one that its conditions read."""
+        read = self._read_until
+        if self.compiled is None or not read:
+            return False
+        asked = self.compiled.tables.edits[:, ASKS].astype(int).tolist()
+        for group, asks in zip(self.compiled.groups, asked, strict=True):
+            answered = max((stop - 1 for place, stop in enumerate(read) if asks >> place & 1), default=0)
+            if min((first for first, *_ in self.groups[group]), default=answered) < answered:
+                return True
+        return False
 
     def prompt(self) -> dict[str, Any]:
         """As vLLM takes a prompt."""
@@ -148,6 +174,11 @@ class Outcome:
     def end(self) -> int:
         """The position after the last one that went through the model."""
         return max((last for _, last in self.ran), default=0)
+
+    @property
+    def came_early(self) -> bool:
+        """Whether an edit was reached before its condition was answered."""
+        return any(early for _, _, early in self.tally.values())
 
     @property
     def has_failed(self) -> bool:

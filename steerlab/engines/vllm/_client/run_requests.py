@@ -51,12 +51,28 @@ def run_requests(
         try:
             _send_plans(connection, plans)
             outputs = connection.run(prompts, _Lazy(lambda row: params(*row), rows), what, interrupts.check)
-            return _collect(connection, requests, names, outputs)
+            outcomes = _collect(connection, requests, names, outputs)
         except EngineError:  # the engine is gone: there is nothing to clean up
             raise
         except BaseException:
             _clean_up(connection, names, interrupts)
             raise
+    if len(requests) > 1:
+        _repeat_early_ones(connection, requests, outcomes, what)
+    return outcomes
+
+
+def _repeat_early_ones(connection: Connection, requests: Sequence[Request], outcomes: list[Outcome], what: str) -> None:
+    """Runs those requests alone whose prompts were cut because others took part of a pass.
+
+    An edit may so have been reached before its condition was answered. Ends with the first that comes early again, for
+    which no pass is large enough, or the probe comes after the edit.
+    """
+    for index, request in enumerate(requests):
+        if outcomes[index].came_early and request.answered_from <= connection.pass_size[0]:
+            (outcomes[index],) = run_requests(connection, [request], what)
+            if outcomes[index].came_early:
+                return
 
 
 def _clean_up(connection: Connection, names: Sequence[str], interrupts: DeferredInterrupt) -> None:

@@ -12,12 +12,14 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from steerlab.core._hook_points import resolve_layers
 from steerlab.core.errors import InputError, PolicyError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.engines._http.frames import Frame
 from steerlab.engines._http.plain import plain_result
 from steerlab.engines._http.plans import plans_in
 from steerlab.engines._http.results import result_frame
+from steerlab.engines.vllm._client.capturing import MEDIAN_NORM
 from steerlab.engines.vllm._client.requests import Outcome, Request
 from steerlab.engines.vllm._client.served_model import ServedModel
 from steerlab.engines.vllm._server.plans import PlanMaker
@@ -144,8 +146,9 @@ class Call:
         if not requests:
             return []
         _check_rows(len(requests))
-        weight = _PLAIN if self.plain else 1
-        self._check_size(weight * sum(self._bytes(request) for request in requests))
+        if what != MEDIAN_NORM:  # which is one number, and no part of the answer
+            weight = _PLAIN if self.plain else 1
+            self._check_size(weight * sum(self._bytes(request) for request in requests))
         self.progress.n_rows += len(requests)
         work = self.desk.runner.run(requests, self.progress.note)
         with self._lock:
@@ -163,9 +166,11 @@ class Call:
             raise CallCancelled
 
     def _bytes(self, request: Request) -> int:
-        """Bytes of what a row reads and measures."""
-        info, n_points = self.desk.model.info, len(self.desk.model.config.points)
-        read = 4 * size(request.read) * info.d_model * n_points
+        """Bytes of what the answer holds of a row."""
+        info, asked = self.desk.model.info, self.frame.content
+        n_positions = size(request.read) if asked.get("pool") is None else min(size(request.read), 1)
+        n_layers = len(resolve_layers(asked["layers"], info.n_layers)) if n_positions else 0
+        read = 4 * n_positions * info.d_model * n_layers
         score = request.score
         whole = score is not None and LogDistribution() in score.measures
         return read + (4 * len(score.tokens) * info.d_vocab if score is not None and whole else 0)

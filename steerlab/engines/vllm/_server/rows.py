@@ -10,6 +10,8 @@ from steerlab.engines.vllm._client.compiled_plan import CompiledPlan
 from steerlab.engines.vllm._client.requests import Outcome, Request
 from steerlab.engines.vllm._server.gateway import Gateway
 
+_MORE_TRIES = 3
+"""How often a row runs again whose edit was reached before its condition was answered."""
 _DEAD = "vLLM's engine has died, so this server cannot answer; the requests under way are lost."
 
 
@@ -72,6 +74,15 @@ class RowRunner:
             raise
 
     async def _row(self, request: Request, note: Callable[[], None]) -> Outcome:
+        outcome = await self._run(request)
+        for _ in range(_MORE_TRIES if outcome.came_early else 0):  # others may have taken part of a pass
+            outcome = await self._run(request)
+            if not outcome.came_early:
+                break
+        note()
+        return outcome
+
+    async def _run(self, request: Request) -> Outcome:
         name, names, settled = f"steerlab-{uuid4().hex}", RowNames(), False
         params = _params(request, name)
         self._gateway.accounts[name] = names
@@ -81,7 +92,6 @@ class RowRunner:
             async for output in outputs:
                 last = output
             if not request.has_work:
-                note()
                 return Outcome(last)
             if params.stop:
                 await self._gateway.stop(names.rows)
@@ -91,7 +101,6 @@ class RowRunner:
             if not outcome.ran:
                 raise ReceiptError(f"Row {request.row_index}: no worker has an account of this request.")
             outcome.output = last
-            note()
             return outcome
         finally:
             await outputs.aclose()
