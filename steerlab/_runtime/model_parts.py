@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from steerlab._runtime.evaluation import evaluating
-from steerlab._runtime.self_comparison import ordinary_tokens
+from steerlab._runtime.self_comparison import ordinary_tokens, undisturbed
 from steerlab._runtime.sharding import as_forward_of, is_sharded, unsharded_type
 from steerlab.core._not_finite import not_finite
 from steerlab.core.errors import InputError
@@ -246,7 +245,6 @@ def _transforms(config: Any) -> list[LogitTransform]:
     return [*found, LogitTransform(softcap=cap)]
 
 
-@torch.no_grad()
 def _probe(parts: ModelParts) -> float:
     """How far the parts' logits are from the model's own, over what rounding explains."""
     ids = torch.tensor([ordinary_tokens(parts.causal, _PROBE_TOKENS)], device=parts.device)
@@ -255,7 +253,7 @@ def _probe(parts: ModelParts) -> float:
         hidden = parts.decoder(input_ids=ids, use_cache=False).last_hidden_state
         return parts.transform(parts.head(hidden.to(parts.head.weight.device)))
 
-    with evaluating(parts.causal), torch.autocast(parts.device.type, enabled=False):
+    with undisturbed(parts.causal):
         own = parts.causal(input_ids=ids, use_cache=False).logits
         ours = parts.in_forward(put_together)
     if bool(rows_not_finite(own).any()):

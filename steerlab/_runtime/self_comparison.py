@@ -51,7 +51,8 @@ def undisturbed(model: Any) -> Iterator[None]:
         stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
         for kind in kinds:
-            stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.is_autocast_enabled(kind):  # not every type of device knows autocast
+                stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

@@ -137,8 +137,8 @@ print("all heads agree")
 def interpreted() -> str:
     """What the three programs print, interpreted in one process."""
     programs = [
-        EDGES.format(device="cpu", widths=(5, 700), top_ps=(0.05, 0.8, 0.999), n_rows=3),
-        STEPS.format(device="cpu", widths=(300, 1500)),
+        EDGES.format(device="cpu", widths=(5, 1500), top_ps=(0.3, 0.999), n_rows=3),
+        STEPS.format(device="cpu", widths=(300, 2500)),
         HEADS.format(device="cpu", dtype="float32", n_rows=6, width=50, tolerances=(2e-5, 2e-5)),
     ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

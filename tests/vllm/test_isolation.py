@@ -62,7 +62,7 @@ def by_tokens(vector):
 
 
 def run(engine, prompt, plan, **options):
-    (row,) = engine.generate([prompt], plan=plan, policy=GREEDY, **{"max_new_tokens": 6, **options})
+    (row,) = engine.generate([prompt], plan=plan, policy=GREEDY, **{"max_new_tokens": 4, **options})
     return row
 
 
@@ -98,7 +98,7 @@ def test_a_random_mixture_answers_as_clean_engines_do(engine, plans):
     for start in range(0, len(drawn), 100):
         batch = drawn[start : start + 100]
         rows = engine.generate(
-            [prompts[p] for p, _ in batch], plan=[plans[n] for _, n in batch], policy=GREEDY, max_new_tokens=6
+            [prompts[p] for p, _ in batch], plan=[plans[n] for _, n in batch], policy=GREEDY, max_new_tokens=4
         )
         for key, row in zip(batch, rows, strict=True):
             assert_equal(row, clean[key])

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -401,7 +402,9 @@ DOSES = [-0.2, 0.0, 0.2]
 
 
 def _effect(model, root, vector, items=None):
-    options = {"controls": sl.Controls(random=4), "max_ppl_ratio": 50.0}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="4 random draws")  # no verdict is wanted
+        options = {"controls": sl.Controls(random=4), "max_ppl_ratio": 50.0}
     with sl.Experiment("run", model, root=root) as experiment:
         plan = sl.Plan(sl.add(vector(1), dose=1.0))
         targets = sl.Targets.from_records(items or _items())
