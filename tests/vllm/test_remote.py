@@ -472,4 +472,4 @@ def test_an_experiment_gives_the_rows_of_the_engine_in_process(rows, overflowing
     wired = {"layers": [1, 2], "sites": ["attn_out", "resid_post"], "max_num_batched_tokens": 256}
     with started(overflowing_path, **wired) as local:
         theirs = _effect(local, tmp_path, vector)
-    pd.testing.assert_frame_equal(rows, theirs, check_exact=True)
+    pd.testing.assert_frame_equal(rows, theirs, atol=2e-5, rtol=0)  # requests meet in other batches over HTTP
