@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+gc.disable()  # until the tests are collected: imports make no garbage to speak of
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a process per core
@@ -130,6 +131,11 @@ def pytest_collection_finish() -> None:
     """Spares what was imported the search for garbage, which takes 0.3 s through torch and transformers."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries call what is left at the end a leak
 
 
 @pytest.hookimpl(optionalhook=True)
