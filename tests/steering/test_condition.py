@@ -150,7 +150,14 @@ def test_scaled_and_control_vectors_keep_the_condition():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{}, {"above": float("nan")}, {"above": 1.0, "below": 1.0}, {"above": 1.0, "reading": "dot"}],
+    [
+        {},
+        {"above": float("nan")},
+        {"above": 1.0, "below": 1.0},
+        {"above": 1.0, "reading": "dot"},
+        {"above": 2.0, "reading": "cosine"},
+        {"below": -1.0, "reading": "cosine"},
+    ],
     ids=str,
 )
 def test_a_condition_that_nothing_can_pass_is_refused(wrong, unchecked_types):

@@ -219,3 +219,24 @@ def test_a_written_combination_may_hold_more_than_two():
 def test_a_refused_description_says_what_is_due(data, wanted):
     with pytest.raises(PlanError, match=wanted):
         from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("token_id", r"did you mean where\.ids"),
+        ("lastprompt", r"did you mean where\.last_prompt"),
+        ("xyz", "there are all, prompt"),
+    ],
+)
+def test_a_name_that_is_not_there_says_which_are(name, said):
+    with pytest.raises(AttributeError, match=said):
+        getattr(where, name)
+    assert not hasattr(where, "__wrapped__")
+
+
+def test_the_names_it_lists_are_there():
+    with pytest.raises(AttributeError) as raised:
+        where.xyz  # noqa: B018
+    for name in str(raised.value).partition("there are ")[2].rstrip(".").split(", "):
+        assert callable(getattr(where, name))

@@ -10,6 +10,7 @@ Examples:
     'last_prompt() | generated()'
 """
 
+from difflib import get_close_matches
 from functools import reduce
 from inspect import signature
 from typing import Any, Final, Literal, TypeAlias
@@ -34,6 +35,18 @@ from steerlab.steering.positions._sets import (
     Span,
 )
 from steerlab.steering.positions._sets import Where as Where
+
+_MEANT = {"token_id": "ids", "token_ids": "ids", "tokens": "ids", "last": "last_prompt", "position": "index"}
+
+
+def __getattr__(name: str) -> Any:
+    """Says which positions a name may have meant."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    known = ["all", "prompt", "last_prompt", "generated", "index", "ids", "between", "after", "span", "mask", "default"]
+    near = [_MEANT[name]] if name in _MEANT else get_close_matches(name, known, n=1)
+    hint = f"did you mean where.{near[0]}(…)?" if near else f"there are {', '.join(known)}."
+    raise AttributeError(f"where has no {name!r}; {hint}")
 
 
 def all() -> Where:
