@@ -62,15 +62,15 @@ def set_up_vllm(*, in_process):
     """What vLLM reads of its surroundings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        # an engine looks for garbage seven times, through all that is alive: only what was imported is spared that
+        patch.setattr(gc, "unfreeze", lambda: None)
+        patch.setattr(gc, "freeze", lambda: None)
         if in_process:  # threads that wait for each other cost more than they save on models this small
             patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             torch.set_num_threads(1)
             if "vllm" in sys.modules:  # the import belongs to the start of an engine, whose output is looked at
                 # vLLM looks at an architecture that is new to it in a process of its own, which imports vLLM again
                 patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda look: look())
-            # an engine looks for garbage seven times, through all that is alive: only what was imported is spared that
-            patch.setattr(gc, "unfreeze", lambda: None)
-            patch.setattr(gc, "freeze", lambda: None)
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
