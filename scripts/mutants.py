@@ -1235,7 +1235,7 @@ MUTANTS = [
         "weights stay whole after a pass without gradients",
         "inner.reshard()",
         "pass",
-        "tests/sequences/test_sharded.py -k resharded",
+        "tests/sequences/test_sharded.py -k whole_model",
     ),
     Mutant(
         "each process keeps its part of a hidden state's gradient",
