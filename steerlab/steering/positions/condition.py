@@ -140,9 +140,13 @@ class Condition(When):
             object.__setattr__(self, name, finite(getattr(self, name), name))
         if self.above is not None and self.below is not None and self.above >= self.below:
             raise PlanError(f"No reading is above {self.above!r} and below {self.below!r}.")
-        if self.reading == "cosine" and ((self.above or 0) >= 1 or (self.below or 0) <= -1):
-            limit = f"above {self.above!r}" if (self.above or 0) >= 1 else f"below {self.below!r}"
-            raise PlanError(f"No cosine is {limit}: cosines lie between -1 and 1; 'projection' has the stream's units.")
+        if self.reading == "cosine" and (
+            (self.above is not None and self.above >= 1) or (self.below is not None and self.below <= -1)
+        ):
+            raise PlanError(
+                f"No cosine passes above={self.above!r}, below={self.below!r}: cosines lie between -1 and 1; "
+                "'projection' has the stream's units."
+            )
         self.probe.unit  # noqa: B018  a zero probe is refused here
 
     @property
