@@ -1,11 +1,12 @@
 """What comparisons of a model with itself share: how the model rounds, and which tokens it is given."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
+from steerlab._runtime.autocast import without_autocast
 from steerlab._runtime.evaluation import evaluating
 from steerlab._runtime.model_state import remembered
 from steerlab.measures._rounding import Rounding
@@ -47,12 +48,7 @@ def ordinary_tokens(model: Any, count: int) -> list[int]:
 def undisturbed(model: Any) -> Iterator[None]:
     """Runs the body without what a call may bring along and a comparison is not about: dropout, autocast, gradients."""
     kinds = {parameter.device.type for parameter in model.parameters()}
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        stack.enter_context(torch.no_grad())
-        for kind in kinds:
-            if torch.is_autocast_enabled(kind):  # not every type of device knows autocast
-                stack.enter_context(torch.autocast(kind, enabled=False))
+    with evaluating(model), torch.no_grad(), without_autocast(*kinds):
         yield
 
 

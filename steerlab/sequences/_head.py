@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from steerlab._runtime.autocast import without_autocast
 from steerlab._runtime.model_parts import LogitTransform
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.token_sets import TokenSets
@@ -125,7 +126,7 @@ class _Head(torch.autograd.Function):
         supports: TokenSets | None,
         shards: VocabularyShards | None,
     ) -> Any:
-        with torch.autocast(weight.device.type, enabled=False):
+        with without_autocast(weight.device.type):
             cast = _in_compute_dtype(spec, hidden, weight, bias)
             if supports is None and shards is None and is_fused(cast[1], spec.measure_dtype, spec.with_shape):
                 return _forward_fused(ctx, spec, hidden, weight, bias, tokens)
@@ -155,7 +156,7 @@ class _Head(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if wants_hidden else None
         to_weight = torch.zeros_like(weight, dtype=summed) if wants_weight else None
         to_bias = torch.zeros_like(bias, dtype=summed) if wants_bias else None
-        with torch.autocast(weight.device.type, enabled=False):
+        with without_autocast(weight.device.type):
             rows, matrix, offset = _in_compute_dtype(ctx.spec, hidden, weight, bias)
             for part in _parts(ctx.spec, weight, ctx.shards, len(hidden)):
                 by = [None if g is None else g[part] for g in gradients[:3]]
@@ -191,7 +192,7 @@ def _forward_fused(
 def _backward_fused(ctx: Any, gradients: Sequence[Any]) -> tuple[Tensor | None, ...]:
     hidden, weight, bias, tokens = ctx.saved_tensors
     by_log_p, by_log_q, by_entropy = gradients[:3]
-    with torch.autocast(weight.device.type, enabled=False):
+    with without_autocast(weight.device.type):
         rows, matrix, offset = _in_compute_dtype(ctx.spec, hidden, weight, bias)
         head = FusedHead(ctx.spec.transform, ctx.spec.policy, matrix, offset, ctx.spec.chunk_rows)
         wants = Wants(*ctx.needs_input_grad[1:4])

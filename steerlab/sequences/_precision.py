@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from steerlab._runtime.autocast import without_autocast
 from steerlab.sequences.config import ForcingPrecision, FunctionalPrecision, PrecisionConfig
 
 
@@ -26,7 +27,7 @@ def precise(config: PrecisionConfig) -> Iterator[None]:
 def autocasting(config: ForcingPrecision | FunctionalPrecision, device: torch.device) -> Iterator[None]:
     """Runs the body under autocast as configured: off unless the configuration turns it on."""
     if not config.autocast:
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(device.type):
             yield
         return
     assert isinstance(config.dtype, torch.dtype)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from steerlab._runtime.autocast import without_autocast
 from steerlab._runtime.decoding import Decoding, RowOutput, StopRules, eos_token_ids
 from steerlab._runtime.evaluation import evaluating
 from steerlab._runtime.growth import fresh_rows
@@ -191,7 +192,7 @@ class Sampler:
         prompts = [job.prompt for job in jobs]
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.parts.root))
-            stack.enter_context(torch.autocast(self.parts.device.type, enabled=False))
+            stack.enter_context(without_autocast(self.parts.device.type))
             stack.enter_context(whole_logits(self.parts.head))
             rows = fresh_rows(self.parts.causal, run, list(map(len, prompts)), "step")
             decoding = Decoding(

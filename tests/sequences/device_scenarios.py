@@ -92,7 +92,6 @@ def main(directory: Path) -> None:
     for name, path in paths.items():
         results[name] = {"1": found(load(path), path)}
         with simulated_devices():
-            torch.sim.get_amp_supported_dtype = lambda: [torch.bfloat16]  # pyright: ignore  autocast asks for it
             results[name]["2"] = found(spread(path, 2), path)
     sys.stdout.write(json.dumps(results) + "\n")
 

@@ -101,10 +101,9 @@ class Request:
             support=self.support,
         )
 
-    @property
-    def answered_from(self) -> int:
-        """The position after the last one that its conditions read; 0 without conditions."""
-        return max(self._read_until, default=0)
+    def fits_one_pass(self, n_tokens: int) -> bool:
+        """Whether all that its conditions read can be in one pass of so many tokens."""
+        return max(self._read_until, default=0) <= n_tokens
 
     @property
     def _read_until(self) -> list[int]:

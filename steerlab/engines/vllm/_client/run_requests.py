@@ -69,7 +69,7 @@ def _repeat_early_ones(connection: Connection, requests: Sequence[Request], outc
     which no pass is large enough, or the probe comes after the edit.
     """
     for index, request in enumerate(requests):
-        if outcomes[index].came_early and request.answered_from <= connection.pass_size[0]:
+        if outcomes[index].came_early and request.fits_one_pass(connection.pass_size[0]):
             (outcomes[index],) = run_requests(connection, [request], what)
             if outcomes[index].came_early:
                 return

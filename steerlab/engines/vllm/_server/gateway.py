@@ -55,6 +55,11 @@ class Gateway:
         engine.generate = self._wrapped_generate
         engine.engine_core.add_request_async = self._wrapped_submit
 
+    @property
+    def pass_tokens(self) -> int:
+        """How many tokens a pass holds at most."""
+        return self._engine.vllm_config.scheduler_config.max_num_batched_tokens
+
     def issue(self, ready: ReadyPlan, name: str | None = None) -> Ticket:
         """A ticket for a request that will run under a plan."""
         ticket = Ticket(ready, "")

@@ -75,10 +75,9 @@ class RowRunner:
 
     async def _row(self, request: Request, note: Callable[[], None]) -> Outcome:
         outcome = await self._run(request)
-        for _ in range(_MORE_TRIES if outcome.came_early else 0):  # others may have taken part of a pass
-            outcome = await self._run(request)
-            if not outcome.came_early:
-                break
+        more = _MORE_TRIES if request.fits_one_pass(self._gateway.pass_tokens) else 0
+        while outcome.came_early and more:  # others may have taken part of a pass
+            outcome, more = await self._run(request), more - 1
         note()
         return outcome
 
