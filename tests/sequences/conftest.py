@@ -18,7 +18,7 @@ def in_two_processes(tiny_llama_path, tmp_path_factory):
     """What each of two processes found under DistributedDataParallel, and of a sharded model."""
     directory = tmp_path_factory.mktemp("processes")
     torch.multiprocessing.spawn(two_processes.run, (tiny_llama_path, directory), nprocs=N_PROCESSES)
-    return [torch.load(directory / f"rank{rank}.pt") for rank in range(N_PROCESSES)]
+    return [torch.load(directory / f"rank{rank}.pt", weights_only=False) for rank in range(N_PROCESSES)]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ both score all where they share a head, and saves what it found.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -137,7 +137,25 @@ def _message(call: Callable[[], Any]) -> str:
     return ""
 
 
-def _columns(rank: int, path: Path, device: str) -> Any:
+class Columns(NamedTuple):
+    """What one process finds with its part of a head.
+
+    Attributes:
+        scores: log p, log q and entropy of every token.
+        gradients: by parameter.
+        shape: of its part of the weight.
+        drawn: as `draws_and_logits` gives it.
+        refusals: by call, what the error says.
+    """
+
+    scores: Any
+    gradients: dict[str, torch.Tensor]
+    shape: tuple[int, ...]
+    drawn: Any
+    refusals: dict[str, str]
+
+
+def columns(rank: int, path: Path, device: str) -> Columns:
     """A head cut by its vocabulary, whose size the processes do not divide; both score everything under top_p."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -156,7 +174,7 @@ def _columns(rank: int, path: Path, device: str) -> Any:
     }
     refusals = {name: _message(call) for name, call in calls.items()}
     shape = tuple(model.lm_head.weight.to_local().shape)
-    return without, found, shape, draws_and_logits(processor), refusals
+    return Columns(without, found, shape, draws_and_logits(processor), refusals)
 
 
 def draws_and_logits(processor: SequenceProcessor) -> Any:
@@ -193,5 +211,5 @@ SCENARIOS: dict[str, Callable[[int, Path, str], Any]] = {
     "part_of_the_loss": _part_of_the_loss,
     "steered": _steered,
     "refusals": _refusals,
-    "columns": _columns,
+    "columns": columns,
 }

@@ -104,12 +104,12 @@ def test_a_head_cut_by_its_vocabulary(found, tiny_llama_path):
     wanted = gradients(model)
     texts, logits, slope = draws_and_logits(processor)
     for rank in range(N_PROCESSES):
-        scored, got, shape, others, refusals = found[rank]["columns"]
+        mine = found[rank]["columns"]
         # each process has the logits of its own tokens only, and a draw must not be from those
-        assert torch.equal(others[0], texts)
-        torch.testing.assert_close(others[1:], (logits, slope), atol=1e-5, rtol=1e-4)
-        assert "spread over processes" in refusals["engine"]
-        assert "is a DTensor" in refusals["override"]
-        assert shape[0] == model.lm_head.weight.shape[0] // 2 + (rank == 0)
-        torch.testing.assert_close(scored, expected, atol=1e-5, rtol=1e-5)
-        close(got, wanted)
+        assert torch.equal(mine.drawn[0], texts)
+        torch.testing.assert_close(mine.drawn[1:], (logits, slope), atol=1e-5, rtol=1e-4)
+        assert "spread over processes" in mine.refusals["engine"]
+        assert "is a DTensor" in mine.refusals["override"]
+        assert mine.shape[0] == model.lm_head.weight.shape[0] // 2 + (rank == 0)
+        torch.testing.assert_close(mine.scores, expected, atol=1e-5, rtol=1e-5)
+        close(mine.gradients, wanted)
