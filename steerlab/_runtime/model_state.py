@@ -41,6 +41,11 @@ def share_lock(model: Any, other: Any) -> None:
     state_of(model).lock = state_of(other).lock
 
 
+def forget(model: Any) -> None:
+    """Drops all that is known of a model: it has become another."""
+    state_of(model).known.clear()
+
+
 def remembered(model: Any, name: str, make: Callable[[], T]) -> T:
     """What is known of a model under a name; `make` finds it out the first time."""
     known = state_of(model).known

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from steerlab._runtime.backend import Backend
 from steerlab._runtime.device_transfer import memoised_transfers
+from steerlab._runtime.evaluation import evaluating
 from steerlab._runtime.hooks import (
     HookPair,
     alone,
@@ -23,7 +24,7 @@ from steerlab._runtime.hooks import (
     require_fired,
     same_shape_hook,
 )
-from steerlab._runtime.model_state import remembered
+from steerlab._runtime.model_state import forget, remembered
 from steerlab._runtime.self_comparison import found_out, ordinary_tokens, rounding_of, undisturbed
 from steerlab.core._hook_points import SITES
 from steerlab.core._warning import warn
@@ -50,7 +51,7 @@ class BridgeBackend(Backend):
         """See `Backend.attached`."""
         checked = [(name, same_shape_hook(function)) for name, function in hooks]
         # users' own hooks may keep what they see, to train on it: no inference tensors here
-        with alone(self.model), torch.inference_mode(False), torch.no_grad():
+        with alone(self.model), evaluating(self.model), torch.inference_mode(False), torch.no_grad():
             with memoised_transfers(self.model, list(self.bridge.blocks)), attached(self.bridge, checked):
                 yield
 
@@ -128,8 +129,12 @@ def _component(block: Any, path: Sequence[str]) -> Any:
 
 
 def unhooked_model_of(bridge: Any) -> UnhookedModel:
-    """The bridge's unhooked model, made once; it lives as long as the bridge."""
-    return remembered(bridge, "unhooked model", lambda: UnhookedModel(bridge.original_model))
+    """The bridge's unhooked model, made once; anew, with all that was found out, where a module was replaced since."""
+    found = remembered(bridge, "unhooked model", lambda: UnhookedModel(bridge.original_model))
+    if not found.is_outdated:
+        return found
+    forget(bridge)
+    return unhooked_model_of(bridge)
 
 
 def plain_model(bridge: Any) -> Any:

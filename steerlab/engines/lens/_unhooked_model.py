@@ -8,6 +8,7 @@ they wrap, and each copy has hook registries of its own. Parameters are the same
 import copy
 from collections import OrderedDict
 from typing import Any
+from weakref import ReferenceType, ref
 
 from torch import nn
 
@@ -39,9 +40,16 @@ class UnhookedModel:
 
     def __init__(self, model: nn.Module) -> None:
         self._copies: dict[int, nn.Module] = {}
+        self._children: list[tuple[ReferenceType[nn.Module], tuple[int, ...]]] = []
         self._configs: dict[int, Any] = {}
         self.model: Any = self._copy(model).eval()
         share_lock(self.model, model)  # a call with other parameters puts them where both look
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a module of the model was replaced since, say by an adapter: this one still runs the old one."""
+        originals = ((reference(), children) for reference, children in self._children)
+        return any(original is None or _children(original) != children for original, children in originals)
 
     def of(self, module: nn.Module) -> nn.Module:
         """The counterpart here of a module or of the wrapper around it.
@@ -64,6 +72,7 @@ class UnhookedModel:
             made.__dict__ = {k: v for k, v in original.__dict__.items() if k not in _PLACEMENT_ENTRIES}
             made.__dict__ |= {name: OrderedDict() for name in _HOOK_REGISTRIES}
             self._copies[id(original)] = made
+            self._children.append((ref(original), _children(original)))
             made._modules = {
                 name: child if child is None else self._copy(child)
                 for name, child in original._modules.items()
@@ -92,6 +101,11 @@ class UnhookedModel:
 def shallow_copy(model: nn.Module) -> Any:
     """A model of copied modules without hooks that shares every parameter: to wrap in place of the original."""
     return UnhookedModel(model).model
+
+
+def _children(module: nn.Module) -> tuple[int, ...]:
+    """Identities of a module's own modules, without wrappers."""
+    return tuple(0 if child is None else id(unwrapped(child)) for child in module._modules.values())
 
 
 def _is_hook_point(module: nn.Module | None) -> bool:

@@ -1,6 +1,8 @@
 """Receipts from what the workers counted, positions inherited from the prefix cache included."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from steerlab.core.errors import PlanError, ReceiptError
@@ -8,6 +10,9 @@ from steerlab.core.receipts import EditReceipt, Inherited, Receipt, mean_change
 from steerlab.engines.vllm._client.position_runs import acting
 from steerlab.engines.vllm._client.requests import Outcome, Request
 from steerlab.engines.vllm._wire.runs import Runs, RunsByTokens, clip, depends_on_tokens, merged, positions_in, size
+
+KEPT_ACCOUNTS = 1024
+"""Accounts that are kept: the rows of a call are often of one length, and edited at the same positions."""
 
 RowsBeside: TypeAlias = tuple[tuple[Receipt, ...], tuple[Inherited, ...]]
 """Receipts and inherited positions of a call's rows."""
@@ -35,13 +40,13 @@ def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
     given, compiled = request.assigned.given_hash, request.compiled
     if compiled is None:
         return Receipt(request.prompt_index, request.row_index, given)
-    _check_covered(request, outcome, length)
-    sizes = [_sizes(runs, outcome, length) for runs in _acting(request, outcome)]
+    account = _account_of(request, outcome, length)
+    _check_covered(request, account, length)
     unknown = [_beyond_known(runs, request, outcome) for runs in request.groups]
     answers = compiled.answers(outcome.answers)
     entries = []
     for index, (label, group) in enumerate(zip(compiled.labels, compiled.groups, strict=True)):
-        expected, beyond = (0, 0) if answers[index] is False else sizes[group]
+        expected, beyond = (0, 0) if answers[index] is False else account.sizes[group]
         counted, change, early = outcome.tally.get(index, (0.0, 0.0, 0.0))
         if early:
             raise PlanError(
@@ -59,22 +64,54 @@ def receipt_of(request: Request, outcome: Outcome, length: int) -> Receipt:
 
 def inherited_of(request: Request, outcome: Outcome, length: int) -> Inherited:
     """Which edited positions of a row came from the prefix cache."""
-    groups = () if request.compiled is None else request.compiled.groups
-    if not groups:
+    if request.compiled is None:
         return Inherited(request.row_index, ())
-    found = [tuple(positions_in(_inherited(runs, outcome, length))) for runs in _acting(request, outcome)]
-    answers = request.compiled.answers(outcome.answers) if request.compiled is not None else []
-    acted = [() if answer is False else found[group] for group, answer in zip(groups, answers, strict=True)]
+    inherited = _account_of(request, outcome, length).inherited
+    answers = request.compiled.answers(outcome.answers)
+    acted = [
+        () if answer is False else tuple(positions_in(inherited[group]))
+        for group, answer in zip(request.compiled.groups, answers, strict=True)
+    ]
     return Inherited(request.row_index, tuple(acted))
 
 
-def _sizes(runs: Runs, outcome: Outcome, length: int) -> tuple[int, int]:
-    """Edits that a group of positions implies, and by how many a worker's count exceeds them if all is well."""
-    return size(clip(runs, 0, length)), _surplus(runs, outcome, length) - size(_inherited(runs, outcome, length))
+@dataclass(frozen=True)
+class _Account:
+    """What passes over a row imply.
+
+    Attributes:
+        start: the first position that ran.
+        covered: the positions from there to the row's end that ran.
+        sizes: per group of positions the edits that it implies, and by how many a worker's count exceeds them if all
+            is well.
+        inherited: per group the positions before all that ran, be it only after a preemption.
+    """
+
+    start: int
+    covered: Runs
+    sizes: tuple[tuple[int, int], ...]
+    inherited: tuple[Runs, ...]
+
+
+def _account_of(request: Request, outcome: Outcome, length: int) -> _Account:
+    return _account(_acting(request, outcome), tuple(outcome.ran), length)
+
+
+@lru_cache(maxsize=KEPT_ACCOUNTS)
+def _account(groups: tuple[Runs, ...], ran: tuple[tuple[int, int], ...], length: int) -> _Account:
+    start, once = min(first for first, _ in ran), merged(ran)
+    inherited = tuple(clip(runs, 0, min(start, length)) for runs in groups)
+    sizes = tuple(
+        (size(clip(runs, 0, length)), _surplus(runs, ran, once, length) - size(before))
+        for runs, before in zip(groups, inherited, strict=True)
+    )
+    return _Account(start, clip(once, start, length), sizes, inherited)
 
 
 def _acting(request: Request, outcome: Outcome) -> tuple[Runs, ...]:
     """The positions of each group; where tokens decide, by the tokens that the row turned out to have."""
+    if not any(map(depends_on_tokens, request.groups)):
+        return request.groups  # pyright: ignore[reportReturnType]
     followed = () if request.compiled is None else request.compiled.followed
     return acting(request.groups, followed, request.token_ids + outcome.generated_ids, len(request.first_ids))
 
@@ -92,28 +129,16 @@ def _settled(edited: int, expected: int, unknown: int) -> int:
     return expected if expected < edited <= expected + unknown else edited
 
 
-def _inherited(runs: Runs, outcome: Outcome, length: int) -> Runs:
-    """Edited positions before all that ran, be it only after a preemption."""
-    return clip(runs, 0, min(_start(outcome), length))
-
-
-def _start(outcome: Outcome) -> int:
-    return min(first for first, _ in outcome.ran)
-
-
-def _surplus(runs: Runs, outcome: Outcome, length: int) -> int:
+def _surplus(runs: Runs, ran: tuple[tuple[int, int], ...], once: Runs, length: int) -> int:
     """Edits that were made twice, after a preemption, or past the row's end, by a step that was already under way."""
-    made = sum(size(clip(runs, first, last)) for first, last in outcome.ran)
-    kept = sum(size(clip(runs, first, min(last, length))) for first, last in merged(outcome.ran) if first < length)
-    return made - kept
+    made = sum(size(clip(runs, first, last)) for first, last in ran)
+    return made - sum(size(clip(runs, first, min(last, length))) for first, last in once if first < length)
 
 
-def _check_covered(request: Request, outcome: Outcome, length: int) -> None:
+def _check_covered(request: Request, account: _Account, length: int) -> None:
     """Every position from the first that ran up to the row's end must have run."""
-    start = _start(outcome)
-    covered: Sequence[tuple[int, int]] = clip(merged(outcome.ran), start, length)
-    if start < length and size(covered) != length - start:
+    if account.start < length and size(account.covered) != length - account.start:
         raise ReceiptError(
-            f"Row {request.row_index}: of positions {start} to {length - 1} only {list(covered)} went through the "
-            "model. The result cannot be trusted."
+            f"Row {request.row_index}: of positions {account.start} to {length - 1} only {list(account.covered)} went "
+            "through the model. The result cannot be trusted."
         )

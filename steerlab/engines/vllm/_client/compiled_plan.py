@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -61,7 +62,7 @@ class CompiledPlan:
     counts_generated: bool = False
     followed: tuple[ByTokens, ...] = ()
 
-    @property
+    @cached_property
     def groups(self) -> list[int]:
         """Per edit, which of a request's sets of positions it takes."""
         return self.tables.groups.tolist()
@@ -73,6 +74,8 @@ class CompiledPlan:
             read: sum and count of what each condition read, [conditions, 2].
         """
         limits = self.tables.conditions
+        if not len(limits):
+            return [None] * len(self.labels)
         passed = passes(read[:, 0], read[:, 1], limits[:, ABOVE], limits[:, BELOW])
         index = sum(1 << place for place, answer in enumerate(passed.tolist()) if answer)
         asked = self.tables.edits[:, [ASKS, TRUTH]].astype(np.int64).tolist()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from steerlab.core._not_finite import failed_prompts
@@ -96,7 +97,8 @@ class GenerationCall:
                 prompt_index=index,
                 row_index=index * self.n + sample,
                 first_ids=prompt.token_ids,
-                arguments=self._arguments(index, sample),
+                arguments=self._arguments,
+                seed=None if self.policy.is_greedy else request_seed(row_key(self.seed, index, sample)),
                 assigned=ready.assigned,
                 compiled=ready.compiled,
                 groups=groups,
@@ -116,10 +118,11 @@ class GenerationCall:
         """Whether the workers must say; a greedy set is the token itself, and others may hold all tokens."""
         return self.with_support and truncates(self.policy) and not self.policy.is_greedy
 
-    def _arguments(self, index: int, sample: int) -> dict[str, Any]:
+    @cached_property
+    def _arguments(self) -> dict[str, Any]:
+        """What vLLM is told of every request."""
         return {
             **policy_arguments(self.policy),
-            "seed": None if self.policy.is_greedy else request_seed(row_key(self.seed, index, sample)),
             "max_tokens": self.max_new_tokens,
             "stop": list(self.stop),
             "stop_token_ids": sorted(self.eos_ids),

@@ -203,8 +203,6 @@ def acting(
 
     Positions beyond these tokens are left out of groups where tokens decide.
     """
-    if not any(map(depends_on_tokens, groups)):
-        return tuple(groups)  # pyright: ignore[reportReturnType]
     rows = RowPositions.of_tokens([list(token_ids)], [prompt_len])
     index = sum(leaf.resolve(rows)[0].numpy().astype(np.int64) << place for place, leaf in enumerate(followed))
     return tuple(_acting(group, np.asarray(index)) for group in groups)

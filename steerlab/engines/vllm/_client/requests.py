@@ -31,7 +31,7 @@ class Request:
         prompt_index: the caller's prompt.
         row_index: its place in the call's result.
         first_ids: what is submitted: a prompt, after which every token counts as generated.
-        arguments: of vLLM's SamplingParams.
+        arguments: of vLLM's SamplingParams; one mapping for all requests that have the same.
         assigned: the plan as assigned to the prompt; None if nothing is steered in this call.
         compiled: the plan in the operator's terms; None without edits.
         groups: the positions of each group of its edits.
@@ -39,6 +39,7 @@ class Request:
         score: predictions that are measured.
         draw: whether log q of every sampled token is wanted.
         support: whether the set that it was drawn from is wanted too.
+        seed: of its draws; None if it draws greedily.
         cache_salt: the caller's own salt for the prefix cache.
         prefix: names requests of its call that begin with the same tokens and edits, and how many.
         further_ids: what is submitted after `first_ids`; requests with the same beginning hold it once.
@@ -55,6 +56,7 @@ class Request:
     score: ScoreSpec | None = None
     draw: bool = False
     support: bool = False
+    seed: int | None = None
     cache_salt: str | None = None
     prefix: SharedPrefix | None = None
     further_ids: tuple[int, ...] = ()

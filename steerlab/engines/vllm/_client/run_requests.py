@@ -147,9 +147,10 @@ class _Params:
         key = id(request.arguments)
         if key not in self._checked:
             # each is made for one request alone, so vLLM need not copy it in depth
-            self._checked[key] = self._class(**request.arguments, skip_clone=True)
+            self._checked[key] = self._class(**request.arguments, seed=request.seed, skip_clone=True)
         spec = request.spec(name, group)
         params = copy(self._checked[key])
+        params.seed = request.seed
         params.extra_args = None if spec is None else spec.to_args()
         return params
 

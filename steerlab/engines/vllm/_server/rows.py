@@ -124,6 +124,7 @@ def _params(request: Request, name: str) -> Any:
     spec = request.spec(name)
     return SamplingParams(
         **request.arguments,
+        seed=request.seed,
         extra_args=None if spec is None else spec.to_args(),
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,

@@ -31,8 +31,12 @@ def runs_of(mask: Sequence[bool] | np.ndarray) -> Runs:
 
 def clip(runs: Iterable[tuple[int, ...]], start: int, stop: int) -> Any:
     """The part of the runs inside start ≤ p < stop."""
-    cut = ((max(first, start), min(last, stop), *rest) for first, last, *rest in runs)
-    return tuple(run for run in cut if run[0] < run[1])
+    found = []
+    for run in runs:
+        first, last = max(run[0], start), min(run[1], stop)
+        if first < last:
+            found.append((first, last, *run[2:]))
+    return tuple(found)
 
 
 def runs_by_tokens(truths: np.ndarray) -> RunsByTokens:

@@ -26,9 +26,10 @@ def join_rows(rows: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
     """Each of `PARTS`, given row by row, as one array, and under `n_` and its name how many entries each row has."""
     joined = {}
     for name, (dtype, shape) in PARTS.items():
-        parts = [np.asarray(row, dtype=dtype).reshape(-1, *shape) for row in rows[name]]
+        given = rows[name]
+        parts = [np.asarray(row, dtype=dtype).reshape(-1, *shape) for row in given if len(row)]
         joined[name] = np.concatenate(parts) if parts else np.zeros((0, *shape), dtype=dtype)
-        joined[f"n_{name}"] = np.fromiter(map(len, parts), dtype=np.int64)
+        joined[f"n_{name}"] = np.fromiter(map(len, given), dtype=np.int64)
     return joined
 
 

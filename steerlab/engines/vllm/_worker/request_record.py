@@ -16,6 +16,7 @@ from steerlab.engines.vllm._wire.request_spec import RequestSpec
 from steerlab.measures.quantities import LogDistribution
 
 DRAWN = "log q of the sampled token"
+_NOWHERE, _NOTHING = np.zeros(0, dtype=np.int64), np.zeros((1, 0), dtype=np.float32)
 
 
 @dataclass(eq=False)
@@ -136,6 +137,8 @@ def gathered(record: RequestRecord) -> tuple[np.ndarray, np.ndarray]:
 
 def _drawn(draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     """Log q by position, [1, positions]."""
+    if not draws.rows:
+        return _NOWHERE, _NOTHING
     values = [found.host[DRAWN][row] for found, row in zip(draws.found, draws.rows, strict=True)]
     last = dict(zip(draws.positions, values, strict=True))
     at = sorted(last)

@@ -69,13 +69,13 @@ def _count_failed(sampler: Any) -> None:
     failed: list[Tensor] = []
 
     def get_num_nans(logits: Tensor) -> Tensor:
-        failed[:] = [rows_not_finite(logits).int()]  # before penalties and masks
-        return failed[0]
+        failed[:] = [rows_not_finite(logits)]  # before penalties and masks
+        return failed[0].int()
 
     def sample_from_finite(*args: Any, **kwargs: Any) -> Any:
         tokens, drawn_from = sample(*args, **kwargs)
         if failed:
-            tokens.masked_fill_(failed.pop().bool(), 0)
+            tokens.masked_fill_(failed.pop(), 0)
         return tokens, drawn_from
 
     setattr(module, "get_num_nans", get_num_nans)  # noqa: B010
