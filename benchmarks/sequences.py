@@ -27,7 +27,6 @@ import pstats
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -399,13 +398,11 @@ def device_profile(device: str) -> Iterator[Callable[[], list[tuple[float, float
     if not device.startswith("cuda"):
         yield list
         return
-    from torch.autograd import DeviceType
-
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         yield lambda: sorted(
             (event.time_range.start, event.time_range.end, event.name)
-            for event in profiler.events()
-            if event.device_type == DeviceType.CUDA
+            for event in profiler.events() or ()
+            if event.device_type.name == "CUDA"
         )
 
 
@@ -413,16 +410,17 @@ def device_shares(kernels: list[tuple[float, float, str]], seconds: float) -> li
     """How long a GPU worked and waited in a call, its longest waits, and the kernels that took most."""
     if not kernels:
         return []
-    gaps, took, reached = [], Counter[str](), kernels[0][0]
+    gaps, took, reached = [], dict[str, float](), kernels[0][0]
     for (start, end, name), (_, _, last) in zip(kernels, [kernels[0], *kernels], strict=False):
         gaps.append((max(0.0, start - reached) / 1e3, f"{last:.40} → {name:.40}"))
-        took[name] += (end - start) / 1e3
+        took[name] = took.get(name, 0.0) + (end - start) / 1e3
         reached = max(reached, end)
+    longest = sorted(took.items(), key=lambda item: -item[1])[:12]
     span, waits = (reached - kernels[0][0]) / 1e3, sum(gap for gap, _ in gaps)
     return [
         f"GPU {span - waits:.2f} at work, {seconds * 1e3 - span:.2f} waiting before and after, {waits:.2f} between",
         "longest waits " + ", ".join(f"{gap:.2f} ({place})" for gap, place in sorted(gaps, reverse=True)[:5]),
-        "most in " + ", ".join(f"{value:.2f} {name:.60}" for name, value in took.most_common(12)),
+        "most in " + ", ".join(f"{value:.2f} {name:.60}" for name, value in longest),
     ]
 
 

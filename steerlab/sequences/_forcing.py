@@ -4,9 +4,10 @@ Rows are padded on the right, where a causal model cannot see it: no mask is nee
 the row's own tokens alone, whatever stood around them in the caller's padded batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,23 @@ class Forcing:
 
     def run(self, rows: Sequence[ForcedRow], assigned: AssignedPlan) -> tuple[HeadResult, list[Receipt]]:
         """Scores a batch of rows under one plan; results are of all rows' tokens, one row after the other."""
-        contents = [
+        run = PlanRun(assigned.plan, len(rows), self._contents(rows) if len(assigned.plan) else None)
+        late: list[Callable[[], None]] = []
+        result = HeadResult(**self.parts.in_forward(lambda: self._measured(rows, run, late)))
+        receipts = run.receipts(
+            token_ids=[row.run_ids for row in rows],
+            prompt_lens=[row.n_prompt for row in rows],
+            prompt_indices=[row.prompt_index for row in rows],
+            row_indices=[row.row_index for row in rows],
+            plan_hash=assigned.given_hash,
+        )
+        for check in late:
+            check()
+        return result, receipts
+
+    def _contents(self, rows: Sequence[ForcedRow]) -> list[PromptContent]:
+        """What a plan may look up in each row's prompt."""
+        return [
             PromptContent(
                 row.prompt_index,
                 self.n_prompts,
@@ -94,38 +111,30 @@ class Forcing:
             )
             for row in rows
         ]
-        run = PlanRun(assigned.plan, len(rows), contents)
-        result = HeadResult(**self.parts.in_forward(lambda: self._measured(rows, run)))
-        receipts = run.receipts(
-            token_ids=[row.run_ids for row in rows],
-            prompt_lens=[row.n_prompt for row in rows],
-            prompt_indices=[row.prompt_index for row in rows],
-            row_indices=[row.row_index for row in rows],
-            plan_hash=assigned.given_hash,
-        )
-        return result, receipts
 
-    def _measured(self, rows: Sequence[ForcedRow], run: PlanRun) -> dict[str, Any]:
-        """The fields of the result, a plain dictionary, which hooks of a sharded model can look into."""
+    def _measured(self, rows: Sequence[ForcedRow], run: PlanRun, late: list[Callable[[], None]]) -> dict[str, Any]:
+        """The fields of the result, a plain dictionary, which hooks of a sharded model can look into.
+
+        `late` takes a check that may as well be made last: it waits for the device, which has the head to work on.
+        """
         hidden, weight, bias, tokens = self._final_states(rows, run)
         finite = hidden.detach().amax(dim=-1).isfinite() & hidden.detach().amin(dim=-1).isfinite()
         replayed = [row.support for row in rows if row.support is not None]
         supports = TokenSets.joined(replayed) if replayed else None
         head = self.parts.head
+        check = partial(self._check_finite, finite, rows, run, hidden.dtype)
+        is_harmless = not len(run.plan) and supports is None and self.spec.bears_any_states(weight)
+        if is_harmless and not self.parts.is_sharded:
+            late.append(check)
+        else:
+            check()
         if is_sharded(head):  # its weight is whole in its own forward only
-            self._check_finite(finite, rows, run, hidden.dtype)
 
             def of_head(given: Tensor) -> dict[str, Any]:
                 return vars(measure_head(self.spec, given, head.weight, head.bias, tokens, supports))
 
             return as_forward_of(head, of_head, hidden)
-        is_late = supports is None and self.spec.bears_any_states(weight)
-        if not is_late:
-            self._check_finite(finite, rows, run, hidden.dtype)
-        measured = vars(measure_head(self.spec, hidden, weight, bias, tokens, supports))
-        if is_late:  # a look at what was found waits for the device, which has the head to work on meanwhile
-            self._check_finite(finite, rows, run, hidden.dtype)
-        return measured
+        return vars(measure_head(self.spec, hidden, weight, bias, tokens, supports))
 
     def _check_finite(
         self, finite: Bool[Tensor, " scored"], rows: Sequence[ForcedRow], run: PlanRun, dtype: torch.dtype
