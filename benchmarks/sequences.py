@@ -17,15 +17,18 @@ random weights; otherwise it is SmolLM2. `--sharpness` multiplies its final norm
 """
 
 import argparse
+import cProfile
 import ctypes
 import ctypes.util
 import functools
 import json
 import platform
+import pstats
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,8 @@ def main() -> None:
         rows += bench.times(with_grad=False)
         if options.grad_rows:
             rows += bench.times(with_grad=True)
+        if options.profile:
+            bench.profile()
     result = {"machine": machine(options.device), "options": vars(options), "rows": rows}
     print_table(result)
     if options.out:
@@ -85,6 +90,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="what seconds are")
     parser.add_argument("--peers", nargs="*", default=["TRL", "Liger"], choices=["TRL", "Liger"])
     parser.add_argument("--sharpness", type=float, default=1.0, help="factor of the final norm's weight")
+    parser.add_argument("--profile", action="store_true", help="also say where the time of one total call goes")
     parser.add_argument("--out", default=None, help="write the figures here as JSON")
     return parser.parse_args(arguments)
 
@@ -208,9 +214,7 @@ class Bench:
         if with_grad:
             assert results.rb_entropies_torch is not None
             nested = (results.logprobs, results.token_logqs, results.rb_entropies_torch)
-            # random tokens may lie outside the nucleus, where log q is −inf
-            terms = [values[values.isfinite()].sum() for kind in nested for row in kind for values in row]
-            torch.stack(terms).sum().backward()
+            _backward([torch.cat([values for row in kind for values in row]) for kind in nested])
 
     def plain(self, head: Head, piece: "Piece", with_grad: bool) -> None:
         """The model's decoder, and a head."""
@@ -219,9 +223,46 @@ class Bench:
             hidden = self.model.model(input_ids=moved, use_cache=False).last_hidden_state[:, PROMPT_TOKENS - 1 : -1]
             measures = head(hidden.flatten(0, 1), self.model.lm_head.weight, moved[:, PROMPT_TOKENS:].flatten())
             if with_grad:
-                torch.stack([values[values.isfinite()].sum() for values in measures]).sum().backward()
+                _backward(measures)
             else:
                 [values.cpu() for values in measures]
+
+    # --- where the time goes --------------------------------------------------------------------------------------
+
+    def profile(self) -> None:
+        """Prints how long the device works and waits in one total call of each variant; of ours, what the host does."""
+        for with_grad, size in ((False, self.options.rows), (True, self.options.grad_rows)):
+            if not size:
+                continue
+            piece, suffix = Piece.of(self.ids[:size]), " with gradients" if with_grad else ""
+            for name, run in self.variants().items():
+                call = functools.partial(run, piece, with_grad)
+                call()
+                print(f"{self.policy}{suffix} {name}: {self.shares(call)}", file=sys.stderr, flush=True)
+            host = cProfile.Profile()
+            host.runcall(self.ours, piece, with_grad)
+            synchronise(self.device)
+            self.model.zero_grad(set_to_none=True)
+            pstats.Stats(host, stream=sys.stderr).sort_stats("tottime").print_stats(25)
+
+    def shares(self, call: Callable[[], Any]) -> str:
+        """Milliseconds of a call: before the decoder, in it, and after it on the host; of a GPU at work and waiting."""
+        marks: list[float] = []
+        decoder = self.model.model
+        hooks = [
+            decoder.register_forward_pre_hook(lambda *_: marks.append(time.perf_counter())),
+            decoder.register_forward_hook(lambda *_: marks.append(time.perf_counter())),
+        ]
+        try:
+            with device_profile(self.device) as kernels:
+                start = time.perf_counter()
+                seconds = self.timed(call)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        before, launched = marks[0] - start, marks[1] - marks[0]
+        found = f"{seconds * 1e3:.2f} ms; host {before * 1e3:.2f} before the decoder, {launched * 1e3:.2f} in it"
+        return found + "".join(f"; {part}" for part in device_shares(kernels(), seconds))
 
     # --- figures --------------------------------------------------------------------------------------------------
 
@@ -344,6 +385,43 @@ def _with_liger_torch(
 
 
 PEERS: dict[str, Callable[[float], Head | None]] = {"TRL": trl_head, "Liger": liger_head}
+
+
+def _backward(measures: Sequence[Tensor]) -> None:
+    """The backward pass of the sum; random tokens may lie outside the nucleus, where log q is −inf."""
+    torch.stack([values[values.isfinite()].sum() for values in measures]).sum().backward()
+
+
+@contextmanager
+def device_profile(device: str) -> Iterator[Callable[[], list[tuple[float, float, str]]]]:
+    """Gives a function that says, after the body, from when to when (μs) which kernels and copies ran on the GPU."""
+    if not device.startswith("cuda"):
+        yield list
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        yield lambda: sorted(
+            (event.time_range.start, event.time_range.end, event.name)
+            for event in profiler.events() or ()
+            if event.device_type.name == "CUDA"
+        )
+
+
+def device_shares(kernels: list[tuple[float, float, str]], seconds: float) -> list[str]:
+    """How long a GPU worked and waited in a call, its longest waits, and the kernels that took most."""
+    if not kernels:
+        return []
+    gaps, took, reached = [], dict[str, float](), kernels[0][0]
+    for (start, end, name), (_, _, last) in zip(kernels, [kernels[0], *kernels], strict=False):
+        gaps.append((max(0.0, start - reached) / 1e3, f"{last:.40} → {name:.40}"))
+        took[name] = took.get(name, 0.0) + (end - start) / 1e3
+        reached = max(reached, end)
+    longest = sorted(took.items(), key=lambda item: -item[1])[:12]
+    span, waits = (reached - kernels[0][0]) / 1e3, sum(gap for gap, _ in gaps)
+    return [
+        f"GPU {span - waits:.2f} at work, {seconds * 1e3 - span:.2f} waiting before and after, {waits:.2f} between",
+        "longest waits " + ", ".join(f"{gap:.2f} ({place})" for gap, place in sorted(gaps, reverse=True)[:5]),
+        "most in " + ", ".join(f"{value:.2f} {name:.60}" for name, value in longest),
+    ]
 
 
 def peak(run: Callable[[], Any], device: str) -> float:

@@ -125,6 +125,13 @@ def unpack(buffer: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
+def queued(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a CPU tensor on a device; an NVIDIA GPU makes it after the work that it still has, and nobody waits."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def _mover(memo: Transfers, device: torch.device | None) -> Any:
     def move(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if device is None:

@@ -152,11 +152,16 @@ def right_padded(
     sequences: Sequence[Sequence[int] | np.ndarray], device: torch.device | str = "cpu"
 ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
     """Ids and validity of sequences that start together."""
-    lens = torch.tensor([len(row) for row in sequences])
-    ids = np.zeros((len(sequences), int(lens.max())), dtype=np.int64)  # several times as fast as torch.tensor(list)
+    ids, lens = right_padded_ids(sequences), torch.tensor([len(row) for row in sequences])
+    return ids.to(device), (torch.arange(ids.shape[1]) < lens[:, None]).to(device)
+
+
+def right_padded_ids(sequences: Sequence[Sequence[int] | np.ndarray]) -> Int[Tensor, "batch pos"]:
+    """Ids of sequences that start together, on the CPU; padding holds 0."""
+    ids = np.zeros((len(sequences), max(map(len, sequences))), dtype=np.int64)  # many times as fast as torch.tensor
     for row, padded in zip(sequences, ids, strict=True):
         padded[: len(row)] = row
-    return torch.from_numpy(ids).to(device), (torch.arange(ids.shape[1]) < lens[:, None]).to(device)
+    return torch.from_numpy(ids)
 
 
 def _select_cache(cache: Any, index: Int[Tensor, " rows"]) -> Any:

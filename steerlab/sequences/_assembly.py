@@ -39,7 +39,8 @@ class Assembly:
         self.support: Support = support
         self.receipts: tuple[Receipt, ...] = ()
         self._rows: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._host: dict[tuple[int, int], dict[str, Tensor]] = {}  # the same on the CPU, without graph
+        # the same on the CPU, without graph
+        self._host: dict[tuple[int, int], dict[str, Tensor]] = {} if with_grad else self._rows
         self._extras: tuple[str, ...] = ()
 
     def take(self, rows: Sequence[ForcedRow], result: HeadResult) -> None:
@@ -53,8 +54,7 @@ class Assembly:
             self._extras = tuple(result.shape)
             named[_BLOCK] = torch.stack(list(result.shape.values()), dim=-1)
             host[_BLOCK] = named[_BLOCK].cpu()
-        given = named if self.with_grad else host
-        for table, values in ((self._rows, given), (self._host, host)):
+        for table, values in ((self._rows, named), (self._host, host)) if self.with_grad else ((self._host, host),):
             parts = {name: column.split(sizes) for name, column in values.items()}
             for k, row in enumerate(rows):
                 table[row.prompt_index, row.sample_index] = {name: part[k] for name, part in parts.items()}

@@ -4,19 +4,21 @@ Rows are padded on the right, where a causal model cannot see it: no mask is nee
 the row's own tokens alone, whatever stood around them in the caller's padded batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from steerlab._runtime.arguments import optional_arguments
+from steerlab._runtime.device_transfer import queued
 from steerlab._runtime.model_parts import ModelParts
-from steerlab._runtime.rows import right_padded
+from steerlab._runtime.rows import right_padded_ids
 from steerlab._runtime.sharding import as_forward_of, is_distributed, is_sharded
 from steerlab.core._not_finite import not_finite
 from steerlab.core.receipts import Receipt
@@ -84,7 +86,23 @@ class Forcing:
 
     def run(self, rows: Sequence[ForcedRow], assigned: AssignedPlan) -> tuple[HeadResult, list[Receipt]]:
         """Scores a batch of rows under one plan; results are of all rows' tokens, one row after the other."""
-        contents = [
+        run = PlanRun(assigned.plan, len(rows), self._contents(rows) if len(assigned.plan) else None)
+        late: list[Callable[[], None]] = []
+        result = HeadResult(**self.parts.in_forward(lambda: self._measured(rows, run, late)))
+        receipts = run.receipts(
+            token_ids=[row.run_ids for row in rows],
+            prompt_lens=[row.n_prompt for row in rows],
+            prompt_indices=[row.prompt_index for row in rows],
+            row_indices=[row.row_index for row in rows],
+            plan_hash=assigned.given_hash,
+        )
+        for check in late:
+            check()
+        return result, receipts
+
+    def _contents(self, rows: Sequence[ForcedRow]) -> list[PromptContent]:
+        """What a plan may look up in each row's prompt."""
+        return [
             PromptContent(
                 row.prompt_index,
                 self.n_prompts,
@@ -93,37 +111,55 @@ class Forcing:
             )
             for row in rows
         ]
-        run = PlanRun(assigned.plan, len(rows), contents)
-        result = HeadResult(**self.parts.in_forward(lambda: self._measured(rows, run)))
-        receipts = run.receipts(
-            token_ids=[row.run_ids for row in rows],
-            prompt_lens=[row.n_prompt for row in rows],
-            prompt_indices=[row.prompt_index for row in rows],
-            row_indices=[row.row_index for row in rows],
-            plan_hash=assigned.given_hash,
-        )
-        return result, receipts
 
-    def _measured(self, rows: Sequence[ForcedRow], run: PlanRun) -> dict[str, Any]:
-        """The fields of the result, a plain dictionary, which hooks of a sharded model can look into."""
+    def _measured(self, rows: Sequence[ForcedRow], run: PlanRun, late: list[Callable[[], None]]) -> dict[str, Any]:
+        """The fields of the result, a plain dictionary, which hooks of a sharded model can look into.
+
+        `late` takes a check that may as well be made last: it waits for the device, which has the head to work on.
+        """
         hidden, weight, bias, tokens = self._final_states(rows, run)
+        finite = hidden.detach().amax(dim=-1).isfinite() & hidden.detach().amin(dim=-1).isfinite()
         replayed = [row.support for row in rows if row.support is not None]
         supports = TokenSets.joined(replayed) if replayed else None
-        if not is_sharded(self.parts.head):
-            return vars(measure_head(self.spec, hidden, weight, bias, tokens, supports))
-        head = self.parts.head  # its weight is whole in its own forward only
-        return as_forward_of(
-            head, lambda given: vars(measure_head(self.spec, given, head.weight, head.bias, tokens, supports)), hidden
-        )
+        head = self.parts.head
+        check = partial(self._check_finite, finite, rows, run, hidden.dtype)
+        is_harmless = not len(run.plan) and supports is None and self.spec.bears_any_states(weight)
+        if is_harmless and not self.parts.is_sharded:
+            late.append(check)
+        else:
+            check()
+        if is_sharded(head):  # its weight is whole in its own forward only
+
+            def of_head(given: Tensor) -> dict[str, Any]:
+                return vars(measure_head(self.spec, given, head.weight, head.bias, tokens, supports))
+
+            return as_forward_of(head, of_head, hidden)
+        return vars(measure_head(self.spec, hidden, weight, bias, tokens, supports))
+
+    def _check_finite(
+        self, finite: Bool[Tensor, " scored"], rows: Sequence[ForcedRow], run: PlanRun, dtype: torch.dtype
+    ) -> None:
+        """Nothing, if the final states of all scored tokens are finite.
+
+        Raises:
+            NonFiniteError: otherwise; names the first response.
+        """
+        if bool(finite.all()):
+            return
+        ends = np.cumsum([row.n_scored for row in rows])
+        row = rows[int(np.searchsorted(ends, int((~finite).nonzero()[0]), side="right"))]
+        what = f"The final states of prompt {row.prompt_index}, response {row.sample_index},"
+        raise not_finite(what, dtype, steered=bool(len(run.plan)))
 
     def _final_states(self, rows: Sequence[ForcedRow], run: PlanRun) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Final hidden states where a token is predicted, the head's weight and bias as they ran, and those tokens."""
-        # ids with the last one, which predicts nothing, so that what follows each is at hand where they are
-        given, there = right_padded([row.ids for row in rows], self.parts.device)
-        ids, following, valid = given[:, :-1].contiguous(), given[:, 1:], there[:, 1:]
-        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        lens = torch.tensor([row.n_prompt for row in rows], device=ids.device)
-        run.begin(RowPositions(positions.masked_fill(~valid, -1), lens, token_ids=ids))
+        device = self.parts.device
+        ids = right_padded_ids([row.run_ids for row in rows]).to(device)
+        positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+        if len(run.plan):
+            lens, ends = torch.tensor([(row.n_prompt, len(row.run_ids)) for row in rows], device=device).T
+            own = positions.masked_fill(positions >= ends[:, None], -1)
+            run.begin(RowPositions(own, lens, token_ids=ids))
         carrier = _Carrier(self.parts)
         with ExitStack() as stack:
             if len(run.plan):
@@ -134,15 +170,38 @@ class Forcing:
             else:
                 named = {f"root.{name}": value for name, value in self.state.items()}
                 hidden, weight, bias = torch.func.functional_call(carrier, named, (ids, positions))
-        predicting = valid & (positions >= lens[:, None] - 1)
-        tokens = following[predicting].to(weight.device)
-        predicting = predicting.to(hidden.device)
-        broken = predicting & ~hidden.detach().isfinite().all(dim=-1)
-        if bool(broken.any()):
-            row = rows[int(broken.any(dim=-1).nonzero()[0])]
-            what = f"The final states of prompt {row.prompt_index}, response {row.sample_index},"
-            raise not_finite(what, hidden.dtype, steered=bool(len(run.plan)))
-        return hidden[predicting].to(weight.device), weight, bias, tokens
+        places, tokens = queued(_scored(rows, ids.shape[1]), hidden.device)
+        chosen: Any = _Chosen.apply(hidden, places)
+        return chosen.to(weight.device), weight, bias, tokens.to(weight.device)
+
+
+def _scored(rows: Sequence[ForcedRow], width: int) -> Int[Tensor, "2 scored"]:
+    """Where each scored token is predicted, counted through rows of this width, and the token."""
+    found = np.empty((2, sum(row.n_scored for row in rows)), dtype=np.int64)
+    end = 0
+    for k, row in enumerate(rows):
+        start, end = end, end + row.n_scored
+        first = k * width + row.n_prompt - 1
+        found[0, start:end] = np.arange(first, first + row.n_scored)
+        found[1, start:end] = row.ids[row.n_prompt :]
+    return torch.from_numpy(found)
+
+
+class _Chosen(torch.autograd.Function):
+    """Rows of [batch, pos, d_model] by their places in [batch·pos]; none twice, so that the way back need not add."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, places: Tensor) -> Tensor:
+        ctx.shape = hidden.shape
+        ctx.save_for_backward(places)
+        return hidden.flatten(0, 1).index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (places,) = ctx.saved_tensors
+        whole = gradient.new_zeros(ctx.shape)
+        whole.view(-1, ctx.shape[-1]).index_copy_(0, places, gradient)
+        return whole, None
 
 
 class _Carrier(nn.Module):

@@ -17,7 +17,7 @@ from steerlab._runtime.model_parts import LogitTransform
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.token_sets import TokenSets
 from steerlab.measures._supports import masks_of, replayed_gradient, replayed_steps
-from steerlab.measures.nucleus import nucleus
+from steerlab.measures.nucleus import nucleus, truncates
 from steerlab.measures.steps import SHAPE_FIELDS, PolicySteps, policy_steps, policy_steps_gradient
 from steerlab.sequences._fused_head import FusedHead, Wants, is_fused
 from steerlab.sequences._sharded_head import VocabularyShards, local_head
@@ -59,6 +59,10 @@ class HeadSpec:
     def extras(self) -> tuple[str, ...]:
         """What is measured besides log p, log q and entropy."""
         return (SHAPE_FIELDS if self.with_shape else ()) + ((FLIPPED,) if self.with_flips else ())
+
+    def bears_any_states(self, weight: Tensor) -> bool:
+        """Whether NaN and infinity do no harm: none where kernels only sum up, perhaps in a search for a nucleus."""
+        return is_fused(weight, self.measure_dtype, self.with_shape) and not truncates(self.policy)
 
     def rows_at_once(self, weight: Tensor, d_vocab: int) -> int:
         if self.chunk_rows is not None:

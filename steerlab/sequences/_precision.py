@@ -1,6 +1,6 @@
 """Precision inside a call: global knobs set and put back, autocast as configured, dropout off for exact numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -35,8 +35,8 @@ def autocasting(config: ForcingPrecision | FunctionalPrecision, device: torch.de
         yield
 
 
-def active_dropout(model: nn.Module) -> bool:
-    """Whether some module is in training mode and would drop something."""
+def active_dropout(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules is in training mode and would drop something."""
     kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
     named = ("attention_dropout", "dropout")
     return any(
@@ -45,5 +45,5 @@ def active_dropout(model: nn.Module) -> bool:
             (isinstance(module, kinds) and module.p > 0)
             or any(isinstance(rate := getattr(module, name, None), float) and rate > 0 for name in named)
         )
-        for module in model.modules()
+        for module in modules
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from steerlab._runtime.decoding import eos_token_ids
 from steerlab._runtime.evaluation import evaluating
 from steerlab._runtime.model_parts import ModelParts
+from steerlab._runtime.modules import modules_in
 from steerlab.core._progress import progress
 from steerlab.core._warning import warn
 from steerlab.core.errors import ContextLengthError, InputError
@@ -172,14 +173,14 @@ class Scorer:
                 "Gradients were asked for inside torch.inference_mode(), which keeps no graph; call outside it. Inside "
                 "torch.no_grad() it works."
             )
-        modules = list(self.parts.root.modules())
-        checkpointing = any(getattr(m, "gradient_checkpointing", False) and m.training for m in modules)
+        training = [module for module in modules_in(self.parts.root) if module.training]
+        checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in training)
         if checkpointing and (request.plan is not None or request.is_overridden):
             raise InputError(
                 "Gradient checkpointing runs layers again in backward, when a plan's hooks and an override are gone: "
                 "the gradients would be wrong. Turn it off, or put the model in evaluation mode."
             )
-        if active_dropout(self.parts.root):
+        if active_dropout(training):
             warn(
                 "The model is in training mode and has dropout, so these log-probs are noisy and differ from the "
                 "sampler's; call model.eval() for exact ones."
@@ -216,8 +217,9 @@ def forced_rows(sequences: BatchedSequences, parts: ModelParts) -> list[ForcedRo
         ContextLengthError: if a row exceeds the context.
         InputError: for an id outside the vocabulary.
     """
-    ids, limit, found = sequences.sequences.cpu().numpy(), parts.context_length, []
-    starts = sequences.attention_masks.bool().int().argmax(dim=-1).tolist()  # of several highest the first
+    ids, limit, d_vocab, found = sequences.sequences.cpu().numpy(), parts.context_length, parts.d_vocab, []
+    is_known = bool(ids.size) and 0 <= int(ids.min()) and int(ids.max()) < d_vocab  # whatever padding holds
+    starts = sequences.attention_masks.bool().cpu().numpy().argmax(axis=-1).tolist()  # of several highest the first
     for b, (end, lens) in enumerate(zip(sequences.prompt_lens, sequences.gen_lens, strict=True)):
         for g, n_response in enumerate(lens):
             own = ids[b, g, starts[b][g] : end + n_response]
@@ -226,7 +228,8 @@ def forced_rows(sequences: BatchedSequences, parts: ModelParts) -> list[ForcedRo
                     f"Row ({b}, {g}) takes {len(own)} tokens, {len(own) - limit} more than the context of {limit}; "
                     "nothing is cut silently."
                 )
-            _check_ids(own, parts.d_vocab, (b, g))
+            if not is_known:
+                _check_ids(own, d_vocab, (b, g))
             if n_response:
                 found.append(ForcedRow(own, end - starts[b][g], b, g, b * sequences.n_samples + g))
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 import torch
@@ -76,7 +77,7 @@ class GenerationConfig:
         object.__setattr__(self, "temperature", checked.temperature)
         object.__setattr__(self, "top_p", checked.top_p)
 
-    @property
+    @cached_property
     def policy(self) -> SamplingPolicy:
         """The sampling policy these values make."""
         checked = SamplingPolicy(temperature=self.temperature, top_p=self.top_p)

@@ -10,6 +10,8 @@ from steerlab.steering.plan import Plan
 
 PlanArgument = Plan | None | Sequence[Plan | None]
 
+_UNSTEERED = Plan()
+
 
 @dataclass(frozen=True)
 class AssignedPlan:
@@ -54,7 +56,7 @@ def assign_plans(
                 f"plan takes a Plan, None, or a list of them, got {type(one).__name__}; wrap edits in Plan()."
             )
         if plan_key(one) not in ready:
-            checked = Plan() if one is None else one.ready(info, median_norm, tokenizer)
+            checked = _UNSTEERED if one is None else one.ready(info, median_norm, tokenizer)
             ready[plan_key(one)] = AssignedPlan(checked, None if one is None else one.hash)
     return [ready[plan_key(one)] for one in given]
 

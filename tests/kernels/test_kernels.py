@@ -133,13 +133,44 @@ print("all heads agree")
 """
 
 
+STATES = """
+import torch
+import steerlab as sl
+import steerlab.sequences._fused_head as fused_head
+from steerlab.sequences import BatchedSequences, GenerationConfig, SequenceProcessor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+DEVICE = "{device}"
+if DEVICE == "cpu":
+    fused_head.runs_kernels = lambda rows: True
+sizes = {{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes)).eval().to(DEVICE)
+processor = SequenceProcessor(model)
+sequences = BatchedSequences.from_ids([[5, 6], [7, 8]], [[[9, 10, 11]], [[12, 13, 14]]])
+processor.teacher_force_logprobs(sequences, tf_batch_size=2)
+with torch.no_grad():
+    model.get_input_embeddings().weight[13] = torch.nan
+for top_p in (1.0, 0.9):
+    processor.config = GenerationConfig(top_p=top_p)
+    for with_grad in (False, True):
+        try:
+            processor.teacher_force_logprobs(sequences, with_grad, tf_batch_size=2)
+        except sl.NonFiniteError as error:
+            assert "The final states of prompt 1, response 0, are not finite" in str(error), error
+        else:
+            raise AssertionError("scores of states that are not finite")
+print("all states agree")
+"""
+
+
 @pytest.fixture(scope="module")
 def interpreted() -> str:
-    """What the three programs print, interpreted in one process."""
+    """What the four programs print, interpreted in one process."""
     programs = [
         EDGES.format(device="cpu", widths=(5, 1500), top_ps=(0.3, 0.999), n_rows=3),
         STEPS.format(device="cpu", widths=(300, 2500)),
         HEADS.format(device="cpu", dtype="float32", n_rows=6, width=50, tolerances=(2e-5, 2e-5)),
+        STATES.format(device="cpu"),
     ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "import sys\nfor one in sys.argv[1:]: exec(one, {})", *programs]
@@ -148,9 +179,9 @@ def interpreted() -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kernels", ["edges", "steps", "heads"])
+@pytest.mark.parametrize("kernels", ["edges", "steps", "heads", "states"])
 def test_kernels_equal_the_eager_code(interpreted: str, kernels: str):
-    """Edges those of the full sort; steps and the fused head with their gradients."""
+    """Edges those of the full sort; steps and the fused head with their gradients; refusals of states not finite."""
     assert f"all {kernels} agree" in interpreted
 
 
@@ -159,7 +190,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("code", [EDGES, STEPS])
+@pytest.mark.parametrize("code", [EDGES, STEPS, STATES])
 def test_compiled_kernels_agree_with_the_eager_code(code, capsys):
     values = {"widths": (5, 3000, 128256), "top_ps": (0.05, 0.5, 0.8, 0.95, 0.999), "n_rows": 8}
     exec(compile(code.format(device="cuda", **values), "kernels", "exec"), {})

@@ -189,6 +189,16 @@ def test_a_row_that_is_not_finite_is_named(make_processor, sequences):
         processor.generate_batched([[5, 6], [7, token]], 1, seed=0)
 
 
+@pytest.mark.parametrize(("token", "named"), [(11, "prompt 0, response 0"), (14, "prompt 1, response 0")])
+def test_the_row_that_is_not_finite_is_the_one_named(make_processor, token, named):
+    processor = make_processor()
+    rows = BatchedSequences.from_ids([[5, 6], [7, 8]], [[[9, 10, 11, 12]], [[13, 14, 15]]])
+    with torch.no_grad():
+        processor.parts.causal.get_input_embeddings().weight[token] = -torch.inf
+    with pytest.raises(sl.NonFiniteError, match=f"The final states of {named}, are not finite"):
+        processor.teacher_force_logprobs(rows, tf_batch_size=2)
+
+
 def test_no_thread_steers_anothers_call(make_processor, sequences, vector):
     processor, plan, barrier = make_processor(), sl.Plan(sl.add(vector, coef=3.0)), Barrier(4)
 
