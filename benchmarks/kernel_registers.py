@@ -19,9 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from steerlab._kernels import attention, elementwise, greedy, linear, rotary, steps, top_p
+from steerlab._kernels import attention, editing, elementwise, greedy, linear, rotary, steps, top_p
 
 DTYPES = ("fp32", "bf16", "fp16")
+_OF_EDITS = ("reads", "writes", "gates", "factors", "changes")
 
 
 def main() -> int:
@@ -72,6 +73,7 @@ def decoding_variants():
     for dtype in DTYPES:
         yield rotary._rotate, dtype, {"HALF": 64}, rotary._WARPS
         yield greedy._parts, dtype, {"BLOCK": greedy._BLOCK}, greedy._WARPS
+        yield editing._edit, dtype, {"BLOCK": 4096}, editing._WARPS
         yield elementwise._norm, dtype, {"BLOCK": 4096}, elementwise._NORM_WARPS
         yield elementwise._gate, dtype, {"BLOCK": elementwise._BLOCK}, elementwise._GATE_WARPS
         yield elementwise._write, dtype, {"BLOCK": 128}, elementwise._WRITE_WARPS
@@ -111,17 +113,19 @@ def is_aligned(name: str, types: dict[str, str]) -> bool:
 
 def argument_type(name: str, dtype: str) -> str:
     """The type of a kernel's argument."""
-    if name in ("edges", "tokens"):
+    if name in ("edges", "tokens", "slot", "index", "edited"):
         return "*i64"
-    if name == "mask":
+    if name in ("mask", "keeps", "selected"):
         return "*i1"
-    if name in ("slot", "places"):
-        return "*i64" if name == "slot" else "*i32"
-    if name in ("found", "cuts", "by_log_p", "by_log_q", "by_entropy", "parts", "tops", "sums", "masses"):
+    if name == "places":
+        return "*i32"
+    if name in ("found", "cuts", "by_log_p", "by_log_q", "by_entropy", "parts", "tops", "sums", "masses", *_OF_EDITS):
         return "*fp32"
     if name.rstrip("_123") in (
         "logits",
         "rows",
+        "stream",
+        "changed",
         "out",
         "weight",
         "bias",
@@ -136,7 +140,9 @@ def argument_type(name: str, dtype: str) -> str:
     ):
         return f"*{dtype}"
     return (
-        "fp32" if name in ("temperature", "inverse", "factor", "scale", "softcap", "eps", "top_p", "least") else "i32"
+        "fp32"
+        if name in ("temperature", "inverse", "factor", "scale", "softcap", "eps", "top_p", "least", "tiny")
+        else "i32"
     )
 
 

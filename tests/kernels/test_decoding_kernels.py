@@ -15,12 +15,14 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from steerlab._kernels import attention, elementwise, greedy, linear as maps, rotary
+import steerlab as sl
+from steerlab._kernels import attention, editing, elementwise, greedy, linear as maps, rotary
+from steerlab.engines.lens import _edit_buffers
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 
 DEVICE = "{device}"
 if DEVICE == "cpu":
-    for module in (attention, elementwise, maps, rotary):
+    for module in (attention, editing, elementwise, maps, rotary, _edit_buffers):
         module.runs_kernels = lambda rows: rows.stride(-1) == 1
 torch.manual_seed(0)
 
@@ -95,6 +97,34 @@ for width in (5, 4096, 10000):
             first = (logits[row] == logits[row].max()).nonzero()[0, 0]
             assert tokens[row] == first
         close(log_probs[[0, 1, 5]], chosen_log_probs(logits, tokens)[[0, 1, 5]], 1e-5)
+
+d_model, index = 80, torch.tensor([[2], [0], [-1], [1]], device=DEVICE)
+v, u = (sl.SteeringVector.from_tensor(torch.randn(d_model) * 3, layer=1) for _ in range(2))
+edits = [
+    sl.add(v, coef=3.0),
+    sl.clamp(u, lo=-0.5, hi=0.25),
+    sl.rotate(v, u, angle=30.0, norm="keep"),
+    sl.ablate(v, norm="keep").scaled(0.5),
+]
+for dtype, atol in ((torch.float32, 1e-5), (torch.float16, 2e-2)):
+    stream = random(4, 1, 2 * d_model, dtype=dtype)[..., :d_model]
+    stream[2] = torch.nan  # of a row that has ended
+    sizes, found = [len(edit.terms()) for edit in edits], []
+    for by_kernel in (False, True):
+        torch.manual_seed(1)
+        buffers = _edit_buffers.EditBuffers(sizes, 4, 3, d_model, index, by_kernel=by_kernel)
+        buffers.fill(edits)
+        for k in range(len(edits)):
+            selected = torch.rand(4, 3) < 0.7
+            buffers.place(k, 0, selected.to(DEVICE), torch.rand(4, 3).add(0.5).to(DEVICE))
+        found.append((buffers(buffers(stream)), buffers))
+    (wanted, plain), (ours, kernel) = found
+    assert ours.dtype == dtype and ours[2].isnan().all()
+    assert not torch.equal(wanted[0], stream[0])
+    close(ours[[0, 1, 3]], wanted[[0, 1, 3]], atol)
+    assert torch.equal(kernel.edited, plain.edited) and 0 < plain.edited.sum() < 24
+    close(kernel.changes, plain.changes, 1e-5 if dtype == torch.float32 else 1e-2)
+assert not editing.can_edit(stream.double()) and not editing.can_edit(stream[:, 0])
 print("all decoding kernels agree")
 """
 

@@ -116,7 +116,8 @@ class Program:
         name = find_hook_point(bridge, point.name).name
         module = self.unhooked.of(plain_points(bridge)[name])
         index = self._index[device_of(module) or self.device]
-        buffers = EditBuffers(n_terms, self.key.n_rows, self.key.capacity, bridge.cfg.d_model, index)
+        sizes = self.key.n_rows, self.key.capacity, bridge.cfg.d_model
+        buffers = EditBuffers(n_terms, *sizes, index, by_kernel=not self.key.is_compiled)
         install = install_input_hook if name.endswith("hook_in") else install_output_hook
         install(module, buffers)
         return buffers
