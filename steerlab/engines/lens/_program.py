@@ -18,7 +18,7 @@ from steerlab._kernels.availability import runs_kernels
 from steerlab._runtime.device_transfer import devices_of, memoised_transfers
 from steerlab._runtime.hooks import install_input_hook, install_output_hook
 from steerlab._runtime.model_state import remembered
-from steerlab._runtime.modules import device_of
+from steerlab._runtime.modules import buffers_of, device_of, parameters_of
 from steerlab._runtime.self_comparison import is_out_of_memory
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import SteerlabError
@@ -129,7 +129,7 @@ class Program:
 
     def _places_of_weights(self) -> list[int]:
         model = self.unhooked.model
-        return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+        return [tensor.data_ptr() for tensor in (*parameters_of(model), *buffers_of(model))]
 
     def at(self, index: int, has_ended: Tensor) -> None:
         """States that the coming step runs each row's generated token of this index, rows that have ended left out.

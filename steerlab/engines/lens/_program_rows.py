@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from steerlab._runtime.capturing import plan_hooks
+from steerlab._runtime.device_transfer import devices_of
 from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.hooks import alone
 from steerlab._runtime.model_state import remembered
@@ -217,9 +218,10 @@ def _capacity(needed: int, context: int | None) -> int:
 def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
     """Why no program can be made for this model and plan, in a sentence; None if one can."""
     model = bridge.original_model
-    if is_compiled and len({parameter.device for parameter in model.parameters()}) > 1:
+    devices = devices_of(model)
+    if is_compiled and len(devices) > 1:
         return "The model is spread over several devices."
-    if any(torch.is_autocast_enabled(kind) for kind in {parameter.device.type for parameter in model.parameters()}):
+    if any(torch.is_autocast_enabled(kind) for kind in {device.type for device in devices}):
         return "Autocast is on, whose dtypes a program would keep."
     if not fits(model.config.get_text_config()):
         return "The model keeps more than keys and values of attention."
