@@ -74,7 +74,8 @@ def decoding_variants():
         yield rotary._rotate, dtype, {"HALF": 64}, rotary._WARPS
         yield greedy._parts, dtype, {"BLOCK": greedy._BLOCK}, greedy._WARPS
         yield editing._edit, dtype, {"BLOCK": 4096}, editing._WARPS
-        yield elementwise._norm, dtype, {"BLOCK": 4096}, elementwise._NORM_WARPS
+        for has_added in (False, True):
+            yield elementwise._norm, dtype, {"HAS_ADDED": has_added, "BLOCK": 4096}, elementwise._NORM_WARPS
         yield elementwise._gate, dtype, {"BLOCK": elementwise._BLOCK}, elementwise._GATE_WARPS
         yield elementwise._write, dtype, {"BLOCK": 128}, elementwise._WRITE_WARPS
 
@@ -126,6 +127,8 @@ def argument_type(name: str, dtype: str) -> str:
         "rows",
         "stream",
         "changed",
+        "added",
+        "total",
         "out",
         "weight",
         "bias",

@@ -17,13 +17,17 @@ _NORM_WARPS, _GATE_WARPS, _WRITE_WARPS = 8, 4, 1
 
 
 @triton.jit
-def _norm(rows, weight, out, stride, width, eps, BLOCK: tl.constexpr):
-    """One row over its root mean square, times a weight."""
+def _norm(rows, added, weight, total, out, stride, added_row, width, eps, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """One row, or the sum of two, over its root mean square, times a weight."""
     row = tl.program_id(0).to(tl.int64)
     inner = tl.arange(0, BLOCK)
     inside = inner < width
     stored = tl.load(rows + row * stride + inner, inside, 0.0)
     x = stored.to(tl.float32)
+    if HAS_ADDED:
+        stored = (x + tl.load(added + row * added_row + inner, inside, 0.0).to(tl.float32)).to(stored.dtype)
+        tl.store(total + row * width + inner, stored, inside)
+        x = stored.to(tl.float32)
     scaled = (x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)).to(stored.dtype)
     w = tl.load(weight + inner, inside, 0.0)
     tl.store(out + row * width + inner, (w.to(tl.float32) * scaled.to(tl.float32)).to(stored.dtype), inside)
@@ -70,8 +74,40 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     flat = rows.reshape(-1, rows.shape[-1])
     out = torch.empty_like(flat)
     block = triton.next_power_of_2(flat.shape[1])
-    _norm[(len(flat),)](flat, weight, out, flat.stride(0), flat.shape[1], eps, BLOCK=block, num_warps=_NORM_WARPS)
+    strides = flat.stride(0), flat.stride(0)
+    _norm[(len(flat),)](
+        flat, flat, weight, out, out, *strides, flat.shape[1], eps, HAS_ADDED=False, BLOCK=block, num_warps=_NORM_WARPS
+    )
     return out.view(rows.shape)
+
+
+def can_add(rows: Tensor, added: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel takes these rows and what is added to them, both [..., width]."""
+    is_one_kind = rows.dtype == added.dtype and rows.device == added.device == weight.device
+    return is_one_kind and rows.shape == added.shape and can_normalise(rows, weight) and runs_kernels(added)
+
+
+@on_own_device
+def add_and_norm(rows: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of rows [..., width], and that over its root mean square, times a weight [width]."""
+    flat, others = (x.reshape(-1, x.shape[-1]) for x in (rows, added))
+    total, out = (flat.new_empty(flat.shape) for _ in range(2))
+    block = triton.next_power_of_2(flat.shape[1])
+    strides = flat.stride(0), others.stride(0)
+    _norm[(len(flat),)](
+        flat,
+        others,
+        weight,
+        total,
+        out,
+        *strides,
+        flat.shape[1],
+        eps,
+        HAS_ADDED=True,
+        BLOCK=block,
+        num_warps=_NORM_WARPS,
+    )
+    return total.view(rows.shape), out.view(rows.shape)
 
 
 def can_gate(gate: Tensor, value: Tensor) -> bool:

@@ -77,6 +77,11 @@ for dtype, atol in ((torch.float32, 2e-6), (torch.float16, 2e-3)):
     rows = random(3, 1, 48, dtype=dtype)
     assert elementwise.can_normalise(rows, norm.weight)
     close(elementwise.rms_norm(rows, norm.weight, norm.variance_epsilon), norm(rows), atol)
+    added = random(3, 1, 96, dtype=dtype)[..., :48]
+    assert elementwise.can_add(rows, added, norm.weight) and not elementwise.can_add(rows, added[:1], norm.weight)
+    total, normed = elementwise.add_and_norm(rows, added, norm.weight, norm.variance_epsilon)
+    assert torch.equal(total, rows + added)
+    close(normed, norm(total), atol)
     gate, value = random(3, 1, 2000, dtype=dtype).split(1000, dim=-1)
     close(elementwise.silu_gate(gate, value), silu(gate) * value, atol)
     value, slot = random(3, 2, 1, 24, dtype=dtype), torch.tensor([5], device=DEVICE)
