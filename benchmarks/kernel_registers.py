@@ -61,10 +61,9 @@ def variants():
 def decoding_variants():
     """The same for the kernels of a pass over one token per row."""
     for dtype, has_bias in itertools.product(DTYPES[1:], (False, True)):
-        for width, depth in (linear._FEW, linear._MANY):
-            for rows in (16, linear.MOST_ROWS):
-                sizes = {"ROWS": rows, "WIDTH": width, "DEPTH": depth, "STAGES": linear._STAGES}
-                yield linear._linear, dtype, {"HAS_BIAS": has_bias} | sizes, linear._WARPS
+        for blocks, rows in itertools.product((linear._FEW, linear._MANY), (16, linear.MOST_ROWS)):
+            sizes = {"ROWS": rows, "WIDTH": blocks.width, "DEPTH": blocks.depth, "STAGES": blocks.stages}
+            yield linear._linear, dtype, {"HAS_BIAS": has_bias, "POLICY": blocks.policy} | sizes, blocks.warps
     for dtype, has_mask, d_head in itertools.product(DTYPES[1:], (False, True), (64, 128, 256)):
         sizes = {"GROUP": 16, "BLOCK": attention._BLOCK, "D_KEY": d_head, "D_VALUE": d_head}
         for is_whole in (False, True):

@@ -49,7 +49,10 @@ assert not maps.can_map(random(33, 512), weights, biases)
 assert not maps.can_map(random(1, 512, dtype=torch.float32), weights, biases)
 assert not maps.can_map(rows, [random(40, 512)], [None])
 assert not maps.can_map(random(5, 1, 1024)[..., :512], weights, biases)  # its rows are not one after the other
-assert [maps._stages(memory << 10, 32, 16, 512) for memory in (227, 163, 99, 48)] == [4, 3, 2, 1]
+assert [maps._stages(memory << 10, 32, maps._FEW) for memory in (227, 163, 99, 48)] == [4, 3, 2, 1]
+for blocks in (maps.Blocks(8, 64, 2, 1), maps.Blocks(16, 128, 3, 4, "evict_first")):
+    wanted = torch.cat([linear(rows[:, 0].float(), w.float()) for w in weights], dim=1)
+    close(maps.mapped(rows[:, 0], weights, [], blocks), wanted, 1e-2)
 
 shapes = ((2, 8, 2, 70, 32, 32), (1, 4, 1, 600, 80, 64), (3, 4, 4, 64, 16, 16))
 for n_rows, n_heads, n_keys, n_slots, d_key, d_value in shapes:
