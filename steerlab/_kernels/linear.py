@@ -4,7 +4,8 @@ A pass over one token per row reads every weight once and computes little, so th
 Small matrices read alone leave most of the card idle.
 """
 
-# pyright: reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportPossiblyUnboundVariable=false
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels, shared_memory
+from steerlab._kernels.overlap import let_next_start, overlap, wait_for_earlier
 
 MOST_ROWS, MOST_WEIGHTS = 32, 3
 
@@ -66,8 +68,10 @@ def _linear(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     POLICY: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
-    """One stretch of outputs, all of one weight."""
+    """One stretch of outputs, all of one weight; its last block is read while the kernel before still runs."""
+    let_next_start(OVERLAPS)
     first = tl.program_id(0) * WIDTH
     weight = weight_1
     bias = bias_1
@@ -86,11 +90,18 @@ def _linear(
     weights = weight + (place + column)[None, :].to(tl.int64) * depth + inner[:, None]
     values = rows + row[:, None] * depth + inner[None, :]
     total = tl.zeros([ROWS, WIDTH], tl.float32)
-    for _ in tl.range(0, depth, DEPTH, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+    loop_depth = depth
+    if OVERLAPS:
+        loop_depth = depth - DEPTH
+        last = tl.load(weights + loop_depth, eviction_policy=POLICY)
+        wait_for_earlier(OVERLAPS)
+    for _ in tl.range(0, loop_depth, DEPTH, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         x = tl.load(values, mask=row[:, None] < n_rows, other=0.0)
         total = tl.dot(x, tl.load(weights, eviction_policy=POLICY), total)
         weights += DEPTH
         values += DEPTH
+    if OVERLAPS:
+        total = tl.dot(tl.load(values, mask=row[:, None] < n_rows, other=0.0), last, total)
     if HAS_BIAS:
         total += tl.load(bias + place + column)[None, :].to(tl.float32)
     target = out + row[:, None] * width + first + column[None, :]
@@ -168,6 +179,7 @@ def mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor], blocks: Bl
         STAGES=_stages(shared_memory(rows.device), lanes, blocks),
         POLICY=blocks.policy,
         num_warps=blocks.warps,
+        **overlap(rows),
     )
     return out
 
