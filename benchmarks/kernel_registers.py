@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from steerlab._kernels import attention, editing, elementwise, greedy, linear, rotary, steps, top_p
+from steerlab._kernels import attention, editing, elementwise, feeding, greedy, linear, rotary, steps, top_p
 
 DTYPES = ("fp32", "bf16", "fp16")
 _OF_EDITS = ("reads", "writes", "gates", "factors", "changes")
@@ -64,6 +64,8 @@ def decoding_variants():
         yield kernel, dtype, constants | {"OVERLAPS": True}, warps
     for dtype in DTYPES:
         yield greedy._parts, dtype, {"BLOCK": greedy._BLOCK}, greedy._WARPS
+    yield feeding._feed, "bf16", {}, feeding._WARPS
+    yield greedy._settle, "bf16", {"EOS": 4}, greedy._JOIN_WARPS
 
 
 def _of_a_pass():
@@ -119,9 +121,11 @@ def is_aligned(name: str, types: dict[str, str]) -> bool:
 
 def argument_type(name: str, dtype: str) -> str:
     """The type of a kernel's argument."""
-    if name in ("edges", "tokens", "slot", "index", "edited"):
+    if name in ("edges", "tokens", "slot", "index", "edited", "eos", "given", "fed"):
         return "*i64"
-    if name in ("mask", "keeps", "selected"):
+    if name in ("counts", "filled"):
+        return "*i64"
+    if name in ("mask", "keeps", "selected", "broken", "ended", "failed"):
         return "*i1"
     if name == "places":
         return "*i32"

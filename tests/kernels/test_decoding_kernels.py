@@ -17,7 +17,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 import steerlab as sl
-from steerlab._kernels import attention, editing, elementwise, greedy, linear as maps, rotary
+from steerlab._kernels import attention, editing, elementwise, feeding, greedy, linear as maps, rotary
+from steerlab._runtime import decoding
 from steerlab.engines.lens import _edit_buffers
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 
@@ -100,12 +101,34 @@ for width in (5, 4096, 10000):
         logits = random(6, width, dtype=torch.float32).mul(4).to(dtype)
         logits[1, ::2], logits[2, 3], logits[3, 2], logits[4] = -torch.inf, torch.nan, torch.inf, -torch.inf
         logits[5] = logits[5].round()  # ties
-        tokens, log_probs, is_finite = greedy.most_probable(logits)
-        assert torch.equal(~is_finite, rows_not_finite(logits))
+        tokens, log_probs, broken = greedy.most_probable(logits)
+        assert torch.equal(broken, rows_not_finite(logits))
         for row in (0, 1, 5):
             first = (logits[row] == logits[row].max()).nonzero()[0, 0]
             assert tokens[row] == first
         close(log_probs[[0, 1, 5]], chosen_log_probs(logits, tokens)[[0, 1, 5]], 1e-5)
+
+for eos in ([], [7], [3, 11, 0]):
+    known = torch.tensor(eos, dtype=torch.long, device=DEVICE)
+    tokens = torch.arange(8, device=DEVICE).repeat(4)
+    broken, ended, failed = (torch.arange(32, device=DEVICE) // n % 3 == 1 for n in (1, 4, 9))
+    found = []
+    for by_kernel in (False, True):
+        decoding.runs_kernels = lambda rows, answer=by_kernel: answer
+        flags = ended.clone(), failed.clone()
+        found.append((*decoding.settled(tokens, broken, *flags, known), *flags))
+    for wanted, ours in zip(*found):
+        assert ours.dtype == wanted.dtype and torch.equal(ours, wanted)
+    assert (found[1][0] < 0).sum() < 32 and bool(eos) == (not torch.equal(*found[1][:2]))
+    assert not torch.equal(found[1][3], failed)
+
+for step in (0, 1, 5):
+    fed = torch.tensor([4, -1, 9], device=DEVICE)
+    tokens, index, counts = (torch.full((3, 1), 7, device=DEVICE) for _ in range(3))
+    counts[1], filled, ran = 2, torch.tensor(30, device=DEVICE), min(step, 1)
+    feeding.feed(fed, tokens, index, counts, filled, step, ran)
+    assert tokens.tolist() == [[4], [0], [9]] and index.tolist() == [[step], [-1], [step]]
+    assert counts.tolist() == [[7 + ran], [2 + ran], [7 + ran]] and filled.item() == 30 + ran
 
 d_model, index = 80, torch.tensor([[2], [0], [-1], [1]], device=DEVICE)
 v, u = (sl.SteeringVector.from_tensor(torch.randn(d_model) * 3, layer=1) for _ in range(2))

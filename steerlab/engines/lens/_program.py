@@ -131,15 +131,26 @@ class Program:
         model = self.unhooked.model
         return [tensor.data_ptr() for tensor in (*parameters_of(model), *buffers_of(model))]
 
-    def at(self, index: int, has_ended: Tensor) -> None:
-        """States that the coming step runs each row's generated token of this index, rows that have ended left out.
+    def feed(self, fed: Tensor, index: int) -> None:
+        """States what the coming step runs; the step before counts as done.
 
         Args:
+            fed: each row's generated token of this index, negative for rows that have ended, shape [rows].
             index: the first generated token is 0.
-            has_ended: shape [rows, 1].
         """
-        for place in self._index.values():
-            place.copy_(torch.where(has_ended, -1, index))
+        own, filled, ran = self._index[self.device], self.cache.filled.get(self.device), min(index, 1)
+        if filled is not None and runs_kernels(fed):
+            from steerlab._kernels.feeding import feed
+
+            feed(fed, self.tokens, own, self.counts, filled, index, ran)
+        else:
+            self.tokens.copy_(fed.clamp_min(0)[:, None])
+            own.copy_(torch.where(fed < 0, -1, index)[:, None])
+            self.counts += ran
+            self.cache.advance(ran, self.device)
+        for device in self.devices[1:]:
+            self._index[device].copy_(own)
+            self.cache.advance(ran, device)
 
     @property
     def is_recorded(self) -> bool:
@@ -147,7 +158,7 @@ class Program:
         return self.device.type == "cuda"
 
     def step(self) -> Tensor:
-        """Runs the pass on what its tensors hold; the logits are valid until the next step.
+        """Runs the pass on what `feed` stated; the logits are valid until the next step.
 
         Raises:
             ProgramFailedError: if it cannot be recorded, compiled or run.
@@ -160,8 +171,6 @@ class Program:
                 with failing_as_program("Recording the pass as CUDA graphs"):
                     self._recording = self._record()
             logits = self._recording.replay()
-        self.counts += 1
-        self.cache.advance(1)
         return logits
 
     def _pass(self) -> Tensor:

@@ -124,7 +124,8 @@ class ProgramRows:
                 logits_to_keep=keep,
             )
         program.mask[:, width:] = 1
-        program.cache.advance(width)
+        for device in program.devices:
+            program.cache.advance(width, device)
         if self._is_foreseen and self.max_new_tokens > 1:
             after = torch.arange(self.max_new_tokens - 1, device=self.device)
             self._place(self.run.begin(RowPositions(self._lens[:, None] + after, self._lens)), 0)
@@ -133,13 +134,12 @@ class ProgramRows:
     def step(self, tokens: Tensor) -> Tensor:
         """Runs one token per row; a negative id means that the row has ended."""
         program = self._own()
-        fed = tokens.to(self.device)[:, None]
-        program.tokens.copy_(fed.clamp_min(0))
-        if program.buffers:
-            program.at(self._n_steps, fed < 0)
-            if not self._is_foreseen:
-                ran = RowPositions(program.counts.masked_fill(fed < 0, -1), self._lens, token_ids=fed.clamp_min(0))
-                self._place(self.run.begin(ran), self._n_steps)
+        fed = tokens.to(self.device)
+        program.feed(fed, self._n_steps)
+        if program.buffers and not self._is_foreseen:
+            positions = program.counts.masked_fill(fed[:, None] < 0, -1)
+            ran = RowPositions(positions, self._lens, token_ids=fed.clamp_min(0)[:, None])
+            self._place(self.run.begin(ran), self._n_steps)
         self._n_steps += 1
         with self._failing():
             return program.step()
