@@ -19,9 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from steerlab._kernels import attention, elementwise, greedy, linear, rotary, steps, top_p
+from steerlab._kernels import attention, editing, elementwise, feeding, greedy, linear, rotary, steps, top_p
 
 DTYPES = ("fp32", "bf16", "fp16")
+_OF_EDITS = ("reads", "writes", "gates", "factors", "changes")
 
 
 def main() -> int:
@@ -59,11 +60,19 @@ def variants():
 
 def decoding_variants():
     """The same for the kernels of a pass over one token per row."""
+    for kernel, dtype, constants, warps in _of_a_pass():
+        yield kernel, dtype, constants | {"OVERLAPS": True}, warps
+    for dtype in DTYPES:
+        yield greedy._parts, dtype, {"BLOCK": greedy._BLOCK}, greedy._WARPS
+    yield feeding._feed, "bf16", {}, feeding._WARPS
+    yield greedy._settle, "bf16", {"EOS": 4}, greedy._JOIN_WARPS
+
+
+def _of_a_pass():
     for dtype, has_bias in itertools.product(DTYPES[1:], (False, True)):
-        for width, depth in (linear._FEW, linear._MANY):
-            for rows in (16, linear.MOST_ROWS):
-                sizes = {"ROWS": rows, "WIDTH": width, "DEPTH": depth, "STAGES": linear._STAGES}
-                yield linear._linear, dtype, {"HAS_BIAS": has_bias} | sizes, linear._WARPS
+        for blocks, rows in itertools.product((linear._FEW, linear._MANY), (16, linear.MOST_ROWS)):
+            sizes = {"ROWS": rows, "WIDTH": blocks.width, "DEPTH": blocks.depth, "STAGES": blocks.stages}
+            yield linear._linear, dtype, {"HAS_BIAS": has_bias, "POLICY": blocks.policy} | sizes, blocks.warps
     for dtype, has_mask, d_head in itertools.product(DTYPES[1:], (False, True), (64, 128, 256)):
         sizes = {"GROUP": 16, "BLOCK": attention._BLOCK, "D_KEY": d_head, "D_VALUE": d_head}
         for is_whole in (False, True):
@@ -71,8 +80,9 @@ def decoding_variants():
     yield attention._join, "bf16", {"PARTS": 16, "D_VALUE": 128}, attention._JOIN_WARPS
     for dtype in DTYPES:
         yield rotary._rotate, dtype, {"HALF": 64}, rotary._WARPS
-        yield greedy._parts, dtype, {"BLOCK": greedy._BLOCK}, greedy._WARPS
-        yield elementwise._norm, dtype, {"BLOCK": 4096}, elementwise._NORM_WARPS
+        yield editing._edit, dtype, {"BLOCK": 4096}, editing._WARPS
+        for has_added in (False, True):
+            yield elementwise._norm, dtype, {"HAS_ADDED": has_added, "BLOCK": 4096}, elementwise._NORM_WARPS
         yield elementwise._gate, dtype, {"BLOCK": elementwise._BLOCK}, elementwise._GATE_WARPS
         yield elementwise._write, dtype, {"BLOCK": 128}, elementwise._WRITE_WARPS
 
@@ -111,17 +121,23 @@ def is_aligned(name: str, types: dict[str, str]) -> bool:
 
 def argument_type(name: str, dtype: str) -> str:
     """The type of a kernel's argument."""
-    if name in ("edges", "tokens"):
+    if name in ("edges", "tokens", "slot", "index", "edited", "eos", "given", "fed"):
         return "*i64"
-    if name == "mask":
+    if name in ("counts", "filled"):
+        return "*i64"
+    if name in ("mask", "keeps", "selected", "broken", "ended", "failed"):
         return "*i1"
-    if name in ("slot", "places"):
-        return "*i64" if name == "slot" else "*i32"
-    if name in ("found", "cuts", "by_log_p", "by_log_q", "by_entropy", "parts", "tops", "sums", "masses"):
+    if name == "places":
+        return "*i32"
+    if name in ("found", "cuts", "by_log_p", "by_log_q", "by_entropy", "parts", "tops", "sums", "masses", *_OF_EDITS):
         return "*fp32"
     if name.rstrip("_123") in (
         "logits",
         "rows",
+        "stream",
+        "changed",
+        "added",
+        "total",
         "out",
         "weight",
         "bias",
@@ -136,7 +152,9 @@ def argument_type(name: str, dtype: str) -> str:
     ):
         return f"*{dtype}"
     return (
-        "fp32" if name in ("temperature", "inverse", "factor", "scale", "softcap", "eps", "top_p", "least") else "i32"
+        "fp32"
+        if name in ("temperature", "inverse", "factor", "scale", "softcap", "eps", "top_p", "least", "tiny")
+        else "i32"
     )
 
 

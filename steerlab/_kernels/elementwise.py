@@ -11,27 +11,49 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels
+from steerlab._kernels.overlap import let_next_start, overlap, wait_for_earlier
 
 _WIDEST, _BLOCK = 16384, 1024
 _NORM_WARPS, _GATE_WARPS, _WRITE_WARPS = 8, 4, 1
 
 
 @triton.jit
-def _norm(rows, weight, out, stride, width, eps, BLOCK: tl.constexpr):
-    """One row over its root mean square, times a weight."""
+def _norm(
+    rows,
+    added,
+    weight,
+    total,
+    out,
+    stride,
+    added_row,
+    width,
+    eps,
+    HAS_ADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """One row, or the sum of two, over its root mean square, times a weight."""
+    let_next_start(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.arange(0, BLOCK)
     inside = inner < width
     stored = tl.load(rows + row * stride + inner, inside, 0.0)
     x = stored.to(tl.float32)
+    if HAS_ADDED:
+        stored = (x + tl.load(added + row * added_row + inner, inside, 0.0).to(tl.float32)).to(stored.dtype)
+        tl.store(total + row * width + inner, stored, inside)
+        x = stored.to(tl.float32)
     scaled = (x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)).to(stored.dtype)
     w = tl.load(weight + inner, inside, 0.0)
     tl.store(out + row * width + inner, (w.to(tl.float32) * scaled.to(tl.float32)).to(stored.dtype), inside)
 
 
 @triton.jit
-def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr):
+def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """A stretch of silu(gate) · value."""
+    let_next_start(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = inner < width
@@ -45,9 +67,11 @@ def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr):
 @triton.jit
 def _write(
     key, value, keys, values, slot, key_row, key_head, value_row, value_head, n_slots, n_heads, d_key, d_value,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One head's new key and value of one row, into the slot of its cache."""
+    let_next_start(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     row = (tl.program_id(0) // n_heads).to(tl.int64)
     head = (tl.program_id(0) % n_heads).to(tl.int64)
     place = (row * n_heads + head) * n_slots + tl.load(slot)
@@ -70,8 +94,52 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     flat = rows.reshape(-1, rows.shape[-1])
     out = torch.empty_like(flat)
     block = triton.next_power_of_2(flat.shape[1])
-    _norm[(len(flat),)](flat, weight, out, flat.stride(0), flat.shape[1], eps, BLOCK=block, num_warps=_NORM_WARPS)
+    strides = flat.stride(0), flat.stride(0)
+    _norm[(len(flat),)](
+        flat,
+        flat,
+        weight,
+        out,
+        out,
+        *strides,
+        flat.shape[1],
+        eps,
+        HAS_ADDED=False,
+        BLOCK=block,
+        num_warps=_NORM_WARPS,
+        **overlap(rows),
+    )
     return out.view(rows.shape)
+
+
+def can_add(rows: Tensor, added: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel takes these rows and what is added to them, both [..., width]."""
+    is_one_kind = rows.dtype == added.dtype and rows.device == added.device == weight.device
+    return is_one_kind and rows.shape == added.shape and can_normalise(rows, weight) and runs_kernels(added)
+
+
+@on_own_device
+def add_and_norm(rows: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of rows [..., width], and that over its root mean square, times a weight [width]."""
+    flat, others = (x.reshape(-1, x.shape[-1]) for x in (rows, added))
+    total, out = (flat.new_empty(flat.shape) for _ in range(2))
+    block = triton.next_power_of_2(flat.shape[1])
+    strides = flat.stride(0), others.stride(0)
+    _norm[(len(flat),)](
+        flat,
+        others,
+        weight,
+        total,
+        out,
+        *strides,
+        flat.shape[1],
+        eps,
+        HAS_ADDED=True,
+        BLOCK=block,
+        num_warps=_NORM_WARPS,
+        **overlap(rows),
+    )
+    return total.view(rows.shape), out.view(rows.shape)
 
 
 def can_gate(gate: Tensor, value: Tensor) -> bool:
@@ -85,7 +153,15 @@ def silu_gate(gate: Tensor, value: Tensor) -> Tensor:
     rows, others = (x.reshape(-1, x.shape[-1]) for x in (gate, value))
     out = rows.new_empty(rows.shape)
     _gate[(len(rows), triton.cdiv(rows.shape[1], _BLOCK))](
-        rows, others, out, rows.stride(0), others.stride(0), rows.shape[1], BLOCK=_BLOCK, num_warps=_GATE_WARPS
+        rows,
+        others,
+        out,
+        rows.stride(0),
+        others.stride(0),
+        rows.shape[1],
+        BLOCK=_BLOCK,
+        num_warps=_GATE_WARPS,
+        **overlap(gate),
     )
     return out.view(gate.shape)
 
@@ -122,4 +198,5 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot: Tensor
         d_value,
         BLOCK=triton.next_power_of_2(max(d_key, d_value)),
         num_warps=_WRITE_WARPS,
+        **overlap(key),
     )

@@ -4,9 +4,11 @@ A pass over one token per row reads every weight once and computes little, so th
 Small matrices read alone leave most of the card idle.
 """
 
-# pyright: reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportPossiblyUnboundVariable=false
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -14,13 +16,35 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels, shared_memory
+from steerlab._kernels.overlap import let_next_start, overlap, wait_for_earlier
 
 MOST_ROWS, MOST_WEIGHTS = 32, 3
-_FEW, _MANY = (16, 512), (32, 256)
-"""Outputs and inputs of a block, fastest on an H200: for few outputs, so that all processors work, and for many."""
 
-_MANY_OUTPUTS, _STAGES, _WARPS = 6144, 4, 2
-"""From how many outputs on, how many blocks are under way at once, and by how many warps each is computed."""
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a map is divided.
+
+    Attributes:
+        width: outputs of a block.
+        depth: inputs of a block.
+        stages: how many blocks of inputs are under way at once, where memory suffices.
+        warps: that compute a block.
+        policy: what the cache does with weights once read: `evict_first`, or nothing of its own.
+    """
+
+    width: int
+    depth: int
+    stages: int = 4
+    warps: int = 2
+    policy: str = ""
+
+
+_FEW, _MANY, _MANY_OUTPUTS = Blocks(16, 512), Blocks(32, 256), 6144
+"""Fastest on an H200 for few outputs, so that all processors work, and for many; from how many on they are many.
+
+`benchmarks/decode_linear.py` compares others.
+"""
 
 
 @triton.jit
@@ -43,8 +67,11 @@ def _linear(
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    POLICY: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
-    """One stretch of outputs, all of one weight."""
+    """One stretch of outputs, all of one weight; its last block is read while the kernel before still runs."""
+    let_next_start(OVERLAPS)
     first = tl.program_id(0) * WIDTH
     weight = weight_1
     bias = bias_1
@@ -63,11 +90,18 @@ def _linear(
     weights = weight + (place + column)[None, :].to(tl.int64) * depth + inner[:, None]
     values = rows + row[:, None] * depth + inner[None, :]
     total = tl.zeros([ROWS, WIDTH], tl.float32)
-    for _ in tl.range(0, depth, DEPTH, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+    loop_depth = depth
+    if OVERLAPS:
+        loop_depth = depth - DEPTH
+        last = tl.load(weights + loop_depth, eviction_policy=POLICY)
+        wait_for_earlier(OVERLAPS)
+    for _ in tl.range(0, loop_depth, DEPTH, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         x = tl.load(values, mask=row[:, None] < n_rows, other=0.0)
-        total = tl.dot(x, tl.load(weights), total)
+        total = tl.dot(x, tl.load(weights, eviction_policy=POLICY), total)
         weights += DEPTH
         values += DEPTH
+    if OVERLAPS:
+        total = tl.dot(tl.load(values, mask=row[:, None] < n_rows, other=0.0), last, total)
     if HAS_BIAS:
         total += tl.load(bias + place + column)[None, :].to(tl.float32)
     target = out + row[:, None] * width + first + column[None, :]
@@ -84,7 +118,7 @@ def can_map(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | N
         and rows.numel() // rows.shape[-1] <= MOST_ROWS
         and len(weights) <= MOST_WEIGHTS
         and all(w.dtype == rows.dtype and w.is_contiguous() and w.device == rows.device for w in weights)
-        and all(n % _FEW[0] == 0 and depth % _FEW[1] == 0 and depth == rows.shape[-1] for n, depth in sizes)
+        and all(n % _FEW.width == 0 and depth % _FEW.depth == 0 and depth == rows.shape[-1] for n, depth in sizes)
         and len({bias is None for bias in biases}) == 1
     )
 
@@ -108,14 +142,28 @@ def linear_maps(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
 @torch.library.custom_op("steerlab::linear_maps", mutates_args=())
 @on_own_device
 def _mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+    return mapped(rows, weights, biases, blocks_for([len(weight) for weight in weights]))
+
+
+@_mapped.register_fake
+def _(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+    return rows.new_empty(len(rows), sum(len(weight) for weight in weights))
+
+
+def blocks_for(sizes: Sequence[int]) -> Blocks:
+    """The blocks for maps of so many outputs each."""
+    is_wide = sum(sizes) >= _MANY_OUTPUTS and all(size % _MANY.width == 0 for size in sizes)
+    return _MANY if is_wide else _FEW
+
+
+def mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor], blocks: Blocks) -> Tensor:
+    """What the maps give for rows [n, d_in], side by side: [n, outputs of all]; `biases` of all weights or of none."""
     n_rows, depth = rows.shape
     sizes = [len(weight) for weight in weights]
     out = rows.new_empty(n_rows, sum(sizes))
     starts = [sum(sizes[:k]) for k in (1, 2)]  # that of a weight that is not there is the end
-    is_wide = out.shape[1] >= _MANY_OUTPUTS and all(size % _MANY[0] == 0 for size in sizes)
-    width, inner = _MANY if is_wide else _FEW
     lanes = max(16, triton.next_power_of_2(n_rows))
-    _linear[(out.shape[1] // width,)](
+    _linear[(out.shape[1] // blocks.width,)](
         rows,
         out,
         *_filled(weights, weights[0]),
@@ -126,22 +174,19 @@ def _mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor
         out.shape[1],
         HAS_BIAS=bool(biases),
         ROWS=lanes,
-        WIDTH=width,
-        DEPTH=inner,
-        STAGES=_stages(shared_memory(rows.device), lanes, width, inner),
-        num_warps=_WARPS,
+        WIDTH=blocks.width,
+        DEPTH=blocks.depth,
+        STAGES=_stages(shared_memory(rows.device), lanes, blocks),
+        POLICY=blocks.policy,
+        num_warps=blocks.warps,
+        **overlap(rows),
     )
     return out
 
 
-@_mapped.register_fake
-def _(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
-    return rows.new_empty(len(rows), sum(len(weight) for weight in weights))
-
-
-def _stages(memory: int, rows: int, width: int, inner: int) -> int:
+def _stages(memory: int, rows: int, blocks: Blocks) -> int:
     """How many blocks of inputs and weights, of two bytes a number, fit into a processor's memory at once."""
-    return max(1, min(_STAGES, memory // (2 * (rows + width) * inner)))
+    return max(1, min(blocks.stages, memory // (2 * (rows + blocks.width) * blocks.depth)))
 
 
 def _filled(given: list[Tensor], otherwise: Tensor) -> list[Tensor]:

@@ -130,19 +130,16 @@ class Decoding:
         for index in range(self.rules.max_new_tokens):
             mine = keys[:, index] if self.policy.is_greedy else keys[live_rows, index]
             broken, tokens, log_p, log_q = self._draw(logits, seen, mine)
-            failing = broken & ~ended
-            if len(live_rows) == len(self.prompts):
-                self._failed |= failing
-            else:
-                self._failed[live_rows] |= failing
-            ended = ended | broken
-            tokens = tokens.masked_fill(ended, -1)
+            is_whole = len(live_rows) == len(self.prompts)
+            failed = self._failed if is_whole else self._failed[live_rows]
+            tokens, fed = settled(tokens, broken, ended, failed, eos)
+            if not is_whole:
+                self._failed[live_rows] = failed
             self._columns.append((live_rows, tokens, log_p, log_q))
             yield tokens
-            if len(eos):
-                ended = ended | torch.isin(tokens, eos)
             if self.rules.strings:
                 ended = ended | self._stop_strings(ended)
+                fed = fed.masked_fill(ended, -1)
             if index + 1 == self.rules.max_new_tokens:
                 break
             if self._polls(index, device):
@@ -151,12 +148,12 @@ class Decoding:
                     break
                 if self.rows.can_narrow and n_live <= len(live_rows) // 2:
                     kept = (~ended).nonzero()[:, 0]
-                    live_rows, ended, tokens = live_rows[kept], ended[kept], tokens[kept]
+                    live_rows, ended, tokens, fed = live_rows[kept], ended[kept], tokens[kept], fed[kept]
                     seen = None if seen is None else seen[kept]
                     self.rows.narrow(kept)
             if seen is not None:
                 seen = seen.scatter(1, tokens.clamp_min(0)[:, None], True)
-            logits = self.rows.step(tokens.masked_fill(ended, -1))[:, -1]
+            logits = self.rows.step(fed)[:, -1]
 
     def outputs(self) -> list[RowOutput]:
         """What every row has produced, read back in one go."""
@@ -219,8 +216,8 @@ class Decoding:
         if self.policy.is_greedy and seen is None and runs_kernels(logits):
             from steerlab._kernels.greedy import most_probable
 
-            tokens, log_p, is_finite = most_probable(logits)
-            return ~is_finite, tokens, log_p, None
+            tokens, log_p, broken = most_probable(logits)
+            return broken, tokens, log_p, None
         broken = rows_not_finite(logits)
         return broken, *self._drawn(logits.masked_fill(broken[:, None], 0.0), seen, keys)
 
@@ -267,6 +264,34 @@ class Decoding:
     def _polls(self, index: int, device: torch.device) -> bool:
         """Whether to look, at this step, which rows have ended; on an accelerator that waits for the device."""
         return device.type == "cpu" or bool(self.rules.strings) or index % POLL_STEPS == POLL_STEPS - 1
+
+
+def settled(
+    tokens: Int[Tensor, " rows"],
+    broken: Bool[Tensor, " rows"],
+    ended: Bool[Tensor, " rows"],
+    failed: Bool[Tensor, " rows"],
+    eos: Int[Tensor, " ids"],
+) -> tuple[Int[Tensor, " rows"], Int[Tensor, " rows"]]:
+    """Tokens of rows that go on, and what the next pass takes: -1 for rows that have ended.
+
+    Args:
+        tokens: drawn in each row.
+        broken: rows whose logits are not finite, which end without a token.
+        ended: rows that have ended; these and those that end now, in place.
+        failed: rows that ended for such logits; likewise.
+        eos: tokens that end a row.
+    """
+    if runs_kernels(tokens):
+        from steerlab._kernels.greedy import settle
+
+        return settle(tokens, broken, ended, failed, eos)
+    failed |= broken & ~ended
+    ended |= broken
+    given = tokens.masked_fill(ended, -1)
+    if len(eos):
+        ended |= torch.isin(given, eos)
+    return given, given.masked_fill(ended, -1)
 
 
 def _seen(ids: Tensor, valid: Tensor, d_vocab: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steerlab._runtime.modules import device_of, unwrapped
+from steerlab._runtime.modules import device_of, parameters_of, unwrapped
 from steerlab._runtime.step import current_step_or_none
 
 
@@ -45,7 +45,7 @@ def memoised_transfers(
 
 def devices_of(model: nn.Module) -> list[torch.device]:
     """Where a model's parameters lie, in the order of its modules."""
-    return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
+    return list(dict.fromkeys(parameter.device for parameter in parameters_of(model)))
 
 
 def _outside(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:

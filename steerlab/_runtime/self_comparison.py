@@ -9,6 +9,7 @@ import torch
 from steerlab._runtime.autocast import without_autocast
 from steerlab._runtime.evaluation import evaluating
 from steerlab._runtime.model_state import remembered
+from steerlab._runtime.modules import parameters_of
 from steerlab.measures._rounding import Rounding
 
 T = TypeVar("T")
@@ -30,8 +31,9 @@ def found_out(model: Any, what: str, compare: Callable[[], T]) -> T:
         compare: makes it.
     """
     root = getattr(model, "original_model", model)
-    kinds = sorted({f"{parameter.dtype} on {parameter.device.type}" for parameter in root.parameters()})
-    return remembered(model, f"{what}, {', '.join(kinds)}", compare)
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters_of(root)}
+    said = sorted({f"{dtype} on {device.type}" for dtype, device in kinds})
+    return remembered(model, f"{what}, {', '.join(said)}", compare)
 
 
 def ordinary_tokens(model: Any, count: int) -> list[int]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,15 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from steerlab._kernels import attention, elementwise, greedy, linear as maps, rotary
+import steerlab as sl
+from steerlab._kernels import attention, editing, elementwise, feeding, greedy, linear as maps, rotary
+from steerlab._runtime import decoding
+from steerlab.engines.lens import _edit_buffers
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 
 DEVICE = "{device}"
 if DEVICE == "cpu":
-    for module in (attention, elementwise, maps, rotary):
+    for module in (attention, editing, elementwise, maps, rotary, _edit_buffers):
         module.runs_kernels = lambda rows: rows.stride(-1) == 1
 torch.manual_seed(0)
 
@@ -47,7 +51,10 @@ assert not maps.can_map(random(33, 512), weights, biases)
 assert not maps.can_map(random(1, 512, dtype=torch.float32), weights, biases)
 assert not maps.can_map(rows, [random(40, 512)], [None])
 assert not maps.can_map(random(5, 1, 1024)[..., :512], weights, biases)  # its rows are not one after the other
-assert [maps._stages(memory << 10, 32, 16, 512) for memory in (227, 163, 99, 48)] == [4, 3, 2, 1]
+assert [maps._stages(memory << 10, 32, maps._FEW) for memory in (227, 163, 99, 48)] == [4, 3, 2, 1]
+for blocks in (maps.Blocks(8, 64, 2, 1), maps.Blocks(16, 128, 3, 4, "evict_first")):
+    wanted = torch.cat([linear(rows[:, 0].float(), w.float()) for w in weights], dim=1)
+    close(maps.mapped(rows[:, 0], weights, [], blocks), wanted, 1e-2)
 
 shapes = ((2, 8, 2, 70, 32, 32), (1, 4, 1, 600, 80, 64), (3, 4, 4, 64, 16, 16))
 for n_rows, n_heads, n_keys, n_slots, d_key, d_value in shapes:
@@ -75,6 +82,11 @@ for dtype, atol in ((torch.float32, 2e-6), (torch.float16, 2e-3)):
     rows = random(3, 1, 48, dtype=dtype)
     assert elementwise.can_normalise(rows, norm.weight)
     close(elementwise.rms_norm(rows, norm.weight, norm.variance_epsilon), norm(rows), atol)
+    added = random(3, 1, 96, dtype=dtype)[..., :48]
+    assert elementwise.can_add(rows, added, norm.weight) and not elementwise.can_add(rows, added[:1], norm.weight)
+    total, normed = elementwise.add_and_norm(rows, added, norm.weight, norm.variance_epsilon)
+    assert torch.equal(total, rows + added)
+    close(normed, norm(total), atol)
     gate, value = random(3, 1, 2000, dtype=dtype).split(1000, dim=-1)
     close(elementwise.silu_gate(gate, value), silu(gate) * value, atol)
     value, slot = random(3, 2, 1, 24, dtype=dtype), torch.tensor([5], device=DEVICE)
@@ -89,12 +101,62 @@ for width in (5, 4096, 10000):
         logits = random(6, width, dtype=torch.float32).mul(4).to(dtype)
         logits[1, ::2], logits[2, 3], logits[3, 2], logits[4] = -torch.inf, torch.nan, torch.inf, -torch.inf
         logits[5] = logits[5].round()  # ties
-        tokens, log_probs, is_finite = greedy.most_probable(logits)
-        assert torch.equal(~is_finite, rows_not_finite(logits))
+        tokens, log_probs, broken = greedy.most_probable(logits)
+        assert torch.equal(broken, rows_not_finite(logits))
         for row in (0, 1, 5):
             first = (logits[row] == logits[row].max()).nonzero()[0, 0]
             assert tokens[row] == first
         close(log_probs[[0, 1, 5]], chosen_log_probs(logits, tokens)[[0, 1, 5]], 1e-5)
+
+for eos in ([], [7], [3, 11, 0]):
+    known = torch.tensor(eos, dtype=torch.long, device=DEVICE)
+    tokens = torch.arange(8, device=DEVICE).repeat(4)
+    broken, ended, failed = (torch.arange(32, device=DEVICE) // n % 3 == 1 for n in (1, 4, 9))
+    found = []
+    for by_kernel in (False, True):
+        decoding.runs_kernels = lambda rows, answer=by_kernel: answer
+        flags = ended.clone(), failed.clone()
+        found.append((*decoding.settled(tokens, broken, *flags, known), *flags))
+    for wanted, ours in zip(*found):
+        assert ours.dtype == wanted.dtype and torch.equal(ours, wanted)
+    assert (found[1][0] < 0).sum() < 32 and bool(eos) == (not torch.equal(*found[1][:2]))
+    assert not torch.equal(found[1][3], failed)
+
+for step in (0, 1, 5):
+    fed = torch.tensor([4, -1, 9], device=DEVICE)
+    tokens, index, counts = (torch.full((3, 1), 7, device=DEVICE) for _ in range(3))
+    counts[1], filled, ran = 2, torch.tensor(30, device=DEVICE), min(step, 1)
+    feeding.feed(fed, tokens, index, counts, filled, step, ran)
+    assert tokens.tolist() == [[4], [0], [9]] and index.tolist() == [[step], [-1], [step]]
+    assert counts.tolist() == [[7 + ran], [2 + ran], [7 + ran]] and filled.item() == 30 + ran
+
+d_model, index = 80, torch.tensor([[2], [0], [-1], [1]], device=DEVICE)
+v, u = (sl.SteeringVector.from_tensor(torch.randn(d_model) * 3, layer=1) for _ in range(2))
+edits = [
+    sl.add(v, coef=3.0),
+    sl.clamp(u, lo=-0.5, hi=0.25),
+    sl.rotate(v, u, angle=30.0, norm="keep"),
+    sl.ablate(v, norm="keep").scaled(0.5),
+]
+for dtype, atol in ((torch.float32, 1e-5), (torch.float16, 2e-2)):
+    stream = random(4, 1, 2 * d_model, dtype=dtype)[..., :d_model]
+    stream[2] = torch.nan  # of a row that has ended
+    sizes, found = [len(edit.terms()) for edit in edits], []
+    for by_kernel in (False, True):
+        torch.manual_seed(1)
+        buffers = _edit_buffers.EditBuffers(sizes, 4, 3, d_model, index, by_kernel=by_kernel)
+        buffers.fill(edits)
+        for k in range(len(edits)):
+            selected = torch.rand(4, 3) < 0.7
+            buffers.place(k, 0, selected.to(DEVICE), torch.rand(4, 3).add(0.5).to(DEVICE))
+        found.append((buffers(buffers(stream)), buffers))
+    (wanted, plain), (ours, kernel) = found
+    assert ours.dtype == dtype and ours[2].isnan().all()
+    assert not torch.equal(wanted[0], stream[0])
+    close(ours[[0, 1, 3]], wanted[[0, 1, 3]], atol)
+    assert torch.equal(kernel.edited, plain.edited) and 0 < plain.edited.sum() < 24
+    close(kernel.changes, plain.changes, 1e-5 if dtype == torch.float32 else 1e-2)
+assert not editing.can_edit(stream.double()) and not editing.can_edit(stream[:, 0])
 print("all decoding kernels agree")
 """
 
@@ -108,8 +170,12 @@ def test_decoding_kernels_agree_with_torch():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_compiled_decoding_kernels_agree_with_torch(capsys):
-    exec(compile(CODE.format(device="cuda"), "kernels", "exec"), {})
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_compiled_decoding_kernels_agree_with_torch(capsys, overlaps):
+    from steerlab._kernels.overlap import overlapping
+
+    with overlapping() if overlaps else nullcontext():
+        exec(compile(CODE.format(device="cuda"), "kernels", "exec"), {})
     assert "agree" in capsys.readouterr().out
 
 

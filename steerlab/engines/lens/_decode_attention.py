@@ -6,6 +6,7 @@ cache of fixed size always has one; ours reads each once.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 NAME = "steerlab_decode"
@@ -25,15 +26,51 @@ def decode_attention(
     return attend(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scale is None else scale), None
 
 
+def decode_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Any = None,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **options: Any,
+) -> Tensor | None:
+    """What transformers calls for a mask: sdpa's, made in fewer steps where it is causal, for one token per row."""
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+    if (
+        q_length == 1
+        and mask_function is causal_mask_function
+        and not allow_is_causal_skip
+        and attention_mask is not None
+        and attention_mask.dtype == torch.bool
+        and attention_mask.shape == (batch_size, kv_length)
+    ):
+        slots = torch.arange(kv_offset, kv_offset + kv_length, device=attention_mask.device)
+        return (attention_mask & (slots <= q_offset))[:, None, None]
+    return sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset=q_offset,  # pyright: ignore[reportArgumentType]
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip,
+        **options,
+    )
+
+
 def register() -> str:
-    """Makes the kernel known to transformers, with sdpa's masks.
+    """Makes the kernel known to transformers, with its masks.
 
     Returns:
         Its name there.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, decode_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, decode_mask)
     return NAME

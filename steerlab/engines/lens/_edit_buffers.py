@@ -6,6 +6,7 @@ from dataclasses import astuple
 import torch
 from torch import Tensor
 
+from steerlab._kernels.availability import runs_kernels
 from steerlab.steering.operators._edit import Edit, norm_kept
 
 
@@ -19,9 +20,13 @@ class EditBuffers:
         d_model: width of the stream.
         index: which of its generated tokens each row is at, shape [rows, 1], on the layer's device; negative for a row
             that has ended. The buffers read it only.
+        by_kernel: compute each edit by one kernel where that runs; not if the pass is compiled.
     """
 
-    def __init__(self, n_terms: Sequence[int], n_rows: int, capacity: int, d_model: int, index: Tensor) -> None:
+    def __init__(
+        self, n_terms: Sequence[int], n_rows: int, capacity: int, d_model: int, index: Tensor, *, by_kernel: bool
+    ) -> None:
+        self._by_kernel = by_kernel
         n_edits, self.n_terms, self.index, device = len(n_terms), n_terms, index, index.device
         numbers = {"dtype": torch.float32, "device": device}
         self.reads = torch.zeros(sum(n_terms), d_model, **numbers)
@@ -59,21 +64,39 @@ class EditBuffers:
 
     def __call__(self, h: Tensor) -> Tensor:
         """The stream [rows, 1, d_model] after these edits, each seeing the one before; counts what it did."""
-        first, column, runs = 0, self.index.clamp_min(0), self.index >= 0
+        apply = self._formula
+        if self._by_kernel and runs_kernels(h):
+            from steerlab._kernels.editing import can_edit
+
+            apply = self._kernel if can_edit(h) else self._formula
+        first = 0
         for k, count in enumerate(self.n_terms):
-            wide, mask = h.to(torch.float32), self.selected[k].gather(1, column) & runs
-            delta = torch.zeros_like(wide)
-            for term in range(first, first + count):
-                delta = delta + self._gated(term, wide)[..., None] * self.writes[term]
-            delta = self.factors[k].gather(1, column)[..., None] * delta
-            delta = torch.where(self.keeps[k], norm_kept(wide, delta), delta)
-            delta = torch.where(mask[..., None], delta, 0.0)
-            self.edited[k].add_(mask[:, 0])
-            change = delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-            self.changes[k].add_(torch.where(mask, change, 0.0)[:, 0])  # a row that has ended may hold NaN
-            h = torch.where(mask[..., None], h + delta.to(h.dtype), h)
+            h = apply(k, range(first, first + count), h)
             first += count
         return h
+
+    def _kernel(self, k: int, terms: range, h: Tensor) -> Tensor:
+        """What `_formula` computes."""
+        from steerlab._kernels.editing import edit
+
+        own = slice(terms.start, terms.stop)
+        vectors = self.reads[own], self.writes[own], self.gates[own], self.keeps[k]
+        return edit(h, *vectors, self.index, self.selected[k], self.factors[k], self.edited[k], self.changes[k])
+
+    def _formula(self, k: int, terms: range, h: Tensor) -> Tensor:
+        """The stream after the k-th edit."""
+        column = self.index.clamp_min(0)
+        wide, mask = h.to(torch.float32), self.selected[k].gather(1, column) & (self.index >= 0)
+        delta = torch.zeros_like(wide)
+        for term in terms:
+            delta = delta + self._gated(term, wide)[..., None] * self.writes[term]
+        delta = self.factors[k].gather(1, column)[..., None] * delta
+        delta = torch.where(self.keeps[k], norm_kept(wide, delta), delta)
+        delta = torch.where(mask[..., None], delta, 0.0)
+        self.edited[k].add_(mask[:, 0])
+        change = delta.norm(dim=-1) / wide.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        self.changes[k].add_(torch.where(mask, change, 0.0)[:, 0])  # a row that has ended may hold NaN
+        return torch.where(mask[..., None], h + delta.to(h.dtype), h)
 
     def _gated(self, term: int, wide: Tensor) -> Tensor:
         amount, gain, low, high, slope, threshold, bias = self.gates[term].unbind()

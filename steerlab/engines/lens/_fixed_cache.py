@@ -81,10 +81,10 @@ class FixedCache(Cache):
         tensors = [t for layer in self._fixed for t in (layer.keys, layer.values) if t is not None]
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def advance(self, n_tokens: int) -> None:
-        """States that a pass over this many tokens is done."""
-        for filled in self.filled.values():
-            filled.add_(n_tokens)
+    def advance(self, n_tokens: int, device: torch.device) -> None:
+        """States that a pass over this many tokens is done, on a device; nothing where no layer is."""
+        if device in self.filled:
+            self.filled[device].add_(n_tokens)
 
 
 def fits(config: Any) -> bool:

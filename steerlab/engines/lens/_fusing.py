@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steerlab.engines.lens._residual_sums import FusedNorm, fuse_sums
+
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 _COARSE = 2e-2  # two roundings in bfloat16
@@ -34,23 +36,17 @@ def fuse_between(model: nn.Module) -> None:
             _fuse_rotary(module)
         if {"gate_proj", "up_proj", "down_proj", "act_fn"} == set(module._modules):
             _fuse_gate(module)
+    fuse_sums(model)
 
 
 def _fuse_norm(module: Any) -> None:
     """Root-mean-square norms by one kernel."""
-    from steerlab._kernels.elementwise import can_normalise, rms_norm
-
     eps, weight = getattr(module, "variance_epsilon", getattr(module, "eps", None)), getattr(module, "weight", None)
     if not isinstance(eps, float) or not isinstance(weight, Tensor) or weight.dim() != 1:
         return
-    forward = type(module).forward
-
-    def norm(hidden_states: Tensor) -> Tensor:
-        is_known = can_normalise(hidden_states, weight)
-        return rms_norm(hidden_states, weight, eps) if is_known else forward(module, hidden_states)
-
-    rows = _random(weight, 2, *weight.shape)
-    if _agree(lambda x: forward(module, x), norm, rows, of_each=True):
+    forward = type(module).forward.__get__(module)
+    norm, rows = FusedNorm(forward, weight, eps), _random(weight, 2, *weight.shape)
+    if _agree(forward, norm, rows, of_each=True):
         module.__dict__["forward"] = norm
 
 

@@ -18,7 +18,7 @@ from steerlab._kernels.availability import runs_kernels
 from steerlab._runtime.device_transfer import devices_of, memoised_transfers
 from steerlab._runtime.hooks import install_input_hook, install_output_hook
 from steerlab._runtime.model_state import remembered
-from steerlab._runtime.modules import device_of
+from steerlab._runtime.modules import buffers_of, device_of, parameters_of
 from steerlab._runtime.self_comparison import is_out_of_memory
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import SteerlabError
@@ -116,29 +116,41 @@ class Program:
         name = find_hook_point(bridge, point.name).name
         module = self.unhooked.of(plain_points(bridge)[name])
         index = self._index[device_of(module) or self.device]
-        buffers = EditBuffers(n_terms, self.key.n_rows, self.key.capacity, bridge.cfg.d_model, index)
+        sizes = self.key.n_rows, self.key.capacity, bridge.cfg.d_model
+        buffers = EditBuffers(n_terms, *sizes, index, by_kernel=not self.key.is_compiled)
         install = install_input_hook if name.endswith("hook_in") else install_output_hook
         install(module, buffers)
         return buffers
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a weight has moved or was replaced since; a recording would read what lay there before."""
-        return self._places != self._places_of_weights()
+        """Whether a weight or a module has moved or was replaced since; a recording would read what was there before."""
+        return self.unhooked.is_outdated or self._places != self._places_of_weights()
 
     def _places_of_weights(self) -> list[int]:
         model = self.unhooked.model
-        return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+        return [tensor.data_ptr() for tensor in (*parameters_of(model), *buffers_of(model))]
 
-    def at(self, index: int, has_ended: Tensor) -> None:
-        """States that the coming step runs each row's generated token of this index, rows that have ended left out.
+    def feed(self, fed: Tensor, index: int) -> None:
+        """States what the coming step runs; the step before counts as done.
 
         Args:
+            fed: each row's generated token of this index, negative for rows that have ended, shape [rows].
             index: the first generated token is 0.
-            has_ended: shape [rows, 1].
         """
-        for place in self._index.values():
-            place.copy_(torch.where(has_ended, -1, index))
+        own, filled, ran = self._index[self.device], self.cache.filled.get(self.device), min(index, 1)
+        if filled is not None and runs_kernels(fed):
+            from steerlab._kernels.feeding import feed
+
+            feed(fed, self.tokens, own, self.counts, filled, index, ran)
+        else:
+            self.tokens.copy_(fed.clamp_min(0)[:, None])
+            own.copy_(torch.where(fed < 0, -1, index)[:, None])
+            self.counts += ran
+            self.cache.advance(ran, self.device)
+        for device in self.devices[1:]:
+            self._index[device].copy_(own)
+            self.cache.advance(ran, device)
 
     @property
     def is_recorded(self) -> bool:
@@ -146,7 +158,7 @@ class Program:
         return self.device.type == "cuda"
 
     def step(self) -> Tensor:
-        """Runs the pass on what its tensors hold; the logits are valid until the next step.
+        """Runs the pass on what `feed` stated; the logits are valid until the next step.
 
         Raises:
             ProgramFailedError: if it cannot be recorded, compiled or run.
@@ -159,8 +171,6 @@ class Program:
                 with failing_as_program("Recording the pass as CUDA graphs"):
                     self._recording = self._record()
             logits = self._recording.replay()
-        self.counts += 1
-        self.cache.advance(1)
         return logits
 
     def _pass(self) -> Tensor:

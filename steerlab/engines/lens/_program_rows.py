@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from steerlab._runtime.capturing import plan_hooks
+from steerlab._runtime.device_transfer import devices_of
 from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.hooks import alone
 from steerlab._runtime.model_state import remembered
@@ -123,7 +124,8 @@ class ProgramRows:
                 logits_to_keep=keep,
             )
         program.mask[:, width:] = 1
-        program.cache.advance(width)
+        for device in program.devices:
+            program.cache.advance(width, device)
         if self._is_foreseen and self.max_new_tokens > 1:
             after = torch.arange(self.max_new_tokens - 1, device=self.device)
             self._place(self.run.begin(RowPositions(self._lens[:, None] + after, self._lens)), 0)
@@ -132,13 +134,12 @@ class ProgramRows:
     def step(self, tokens: Tensor) -> Tensor:
         """Runs one token per row; a negative id means that the row has ended."""
         program = self._own()
-        fed = tokens.to(self.device)[:, None]
-        program.tokens.copy_(fed.clamp_min(0))
-        if program.buffers:
-            program.at(self._n_steps, fed < 0)
-            if not self._is_foreseen:
-                ran = RowPositions(program.counts.masked_fill(fed < 0, -1), self._lens, token_ids=fed.clamp_min(0))
-                self._place(self.run.begin(ran), self._n_steps)
+        fed = tokens.to(self.device)
+        program.feed(fed, self._n_steps)
+        if program.buffers and not self._is_foreseen:
+            positions = program.counts.masked_fill(fed[:, None] < 0, -1)
+            ran = RowPositions(positions, self._lens, token_ids=fed.clamp_min(0)[:, None])
+            self._place(self.run.begin(ran), self._n_steps)
         self._n_steps += 1
         with self._failing():
             return program.step()
@@ -217,9 +218,10 @@ def _capacity(needed: int, context: int | None) -> int:
 def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
     """Why no program can be made for this model and plan, in a sentence; None if one can."""
     model = bridge.original_model
-    if is_compiled and len({parameter.device for parameter in model.parameters()}) > 1:
+    devices = devices_of(model)
+    if is_compiled and len(devices) > 1:
         return "The model is spread over several devices."
-    if any(torch.is_autocast_enabled(kind) for kind in {parameter.device.type for parameter in model.parameters()}):
+    if any(torch.is_autocast_enabled(kind) for kind in {device.type for device in devices}):
         return "Autocast is on, whose dtypes a program would keep."
     if not fits(model.config.get_text_config()):
         return "The model keeps more than keys and values of attention."
