@@ -124,7 +124,7 @@ class Program:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a weight or a module has moved or was replaced since; a recording would read what was there before."""
+        """Whether a weight or module moved or was replaced since; a recording would read what was there before."""
         return self.unhooked.is_outdated or self._places != self._places_of_weights()
 
     def _places_of_weights(self) -> list[int]:
