@@ -6,7 +6,7 @@
 Each figure is of a CUDA graph in which a norm and a map alternate, as in a program, each time with other weights of the
 same shape, more of them than the cache holds. So a map's time holds what a launch and the first reads cost, and the
 norm is in all figures alike. Bandwidth is that of the weights alone, beside that of a copy, which reads and writes.
-Kernels overlap as in a recorded pass, unless --apart says otherwise. Candidates that a device cannot run are left out.
+Candidates that a device cannot run are left out.
 """
 
 import argparse
@@ -15,13 +15,11 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 
 import torch
 
 from steerlab._kernels.elementwise import rms_norm
 from steerlab._kernels.linear import Blocks, blocks_for, mapped
-from steerlab._kernels.overlap import overlapping
 from steerlab.core._files import write_atomic
 
 SHAPES = ("3072x2048", "2048x2048", "16384x2048", "2048x8192", "128256x2048")
@@ -38,11 +36,9 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), help="outputs x inputs, e.g. 2048x8192")
     parser.add_argument("--shown", type=int, default=6, help="candidates to print for each")
     parser.add_argument("--out", default=None, help="write all figures here as JSON")
-    parser.add_argument("--apart", action="store_true", help="start each kernel when the one before is done")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: a copy moves {copy_rate():.2f} TB/s")
-    with nullcontext() if options.apart else overlapping():
-        found = [figures for shape in options.shape for figures in of_shape(shape, options.batch, options.shown)]
+    found = [figures for shape in options.shape for figures in of_shape(shape, options.batch, options.shown)]
     if options.out:
         write_atomic(options.out, json.dumps(found, indent=1) + "\n")
 

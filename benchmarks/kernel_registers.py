@@ -60,15 +60,6 @@ def variants():
 
 def decoding_variants():
     """The same for the kernels of a pass over one token per row."""
-    for kernel, dtype, constants, warps in _of_a_pass():
-        yield kernel, dtype, constants | {"OVERLAPS": True}, warps
-    for dtype in DTYPES:
-        yield greedy._parts, dtype, {"BLOCK": greedy._BLOCK}, greedy._WARPS
-    yield feeding._feed, "bf16", {}, feeding._WARPS
-    yield greedy._settle, "bf16", {"EOS": 4}, greedy._JOIN_WARPS
-
-
-def _of_a_pass():
     for dtype, has_bias in itertools.product(DTYPES[1:], (False, True)):
         for blocks, rows in itertools.product((linear._FEW, linear._MANY), (16, linear.MOST_ROWS)):
             sizes = {"ROWS": rows, "WIDTH": blocks.width, "DEPTH": blocks.depth, "STAGES": blocks.stages}
@@ -80,11 +71,14 @@ def _of_a_pass():
     yield attention._join, "bf16", {"PARTS": 16, "D_VALUE": 128}, attention._JOIN_WARPS
     for dtype in DTYPES:
         yield rotary._rotate, dtype, {"HALF": 64}, rotary._WARPS
+        yield greedy._parts, dtype, {"BLOCK": greedy._BLOCK}, greedy._WARPS
         yield editing._edit, dtype, {"BLOCK": 4096}, editing._WARPS
         for has_added in (False, True):
             yield elementwise._norm, dtype, {"HAS_ADDED": has_added, "BLOCK": 4096}, elementwise._NORM_WARPS
         yield elementwise._gate, dtype, {"BLOCK": elementwise._BLOCK}, elementwise._GATE_WARPS
         yield elementwise._write, dtype, {"BLOCK": 128}, elementwise._WRITE_WARPS
+    yield feeding._feed, "bf16", {}, feeding._WARPS
+    yield greedy._settle, "bf16", {"EOS": 4}, greedy._JOIN_WARPS
 
 
 def assembled(kernel, dtype, constants, warps, capability) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def main() -> None:
         engine = start(path, options)
     with engine:
         result = Bench(path, engine, options).run()
-    show(result)
+        show(result)
     if options.out:
         Path(options.out).write_text(json.dumps(result, indent=2) + "\n")
     sys.exit(not holds(result))

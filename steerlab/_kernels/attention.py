@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels
-from steerlab._kernels.overlap import let_next_start, overlap, wait_for_earlier
 
 _BLOCK, _LEAST_PART, _PROGRAMS = 64, 256, 132
 _WARPS, _JOIN_WARPS = 4, 2
@@ -53,11 +52,8 @@ def _attend(
     D_VALUE: tl.constexpr,
     HAS_MASK: tl.constexpr,
     IS_WHOLE: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """The query heads of one key head in one row, over one part of the slots."""
-    let_next_start(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
     row = (tl.program_id(0) // n_keys).to(tl.int64)
     shared = (tl.program_id(0) % n_keys).to(tl.int64)
     head = tl.arange(0, GROUP)
@@ -116,10 +112,8 @@ def _attend(
 
 
 @triton.jit
-def _join(parts, tops, sums, out, n_parts, d_value, PARTS: tl.constexpr, D_VALUE: tl.constexpr, OVERLAPS: tl.constexpr):
+def _join(parts, tops, sums, out, n_parts, d_value, PARTS: tl.constexpr, D_VALUE: tl.constexpr):
     """One head of one row, over the parts of its slots."""
-    let_next_start(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
     head = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     outer = tl.arange(0, D_VALUE)
@@ -209,7 +203,6 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
         HAS_MASK=mask is not None,
         IS_WHOLE=is_whole,
         num_warps=_WARPS,
-        **overlap(query),
     )
     if not is_whole:
         _join[(n_rows * n_heads,)](
@@ -222,7 +215,6 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
             PARTS=triton.next_power_of_2(n_parts),
             D_VALUE=max(16, triton.next_power_of_2(d_value)),
             num_warps=_JOIN_WARPS,
-            **overlap(query),
         )
     return out
 

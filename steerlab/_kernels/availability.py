@@ -14,11 +14,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def has_triton() -> bool:
-    """Whether Triton is there."""
-    return _HAS_TRITON
-
-
 def runs_kernels(rows: Tensor) -> bool:
     """Whether rows are on an NVIDIA GPU, their columns next to each other, and Triton is there."""
     return _HAS_TRITON and rows.is_cuda and rows.stride(-1) == 1

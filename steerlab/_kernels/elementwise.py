@@ -11,30 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels
-from steerlab._kernels.overlap import let_next_start, overlap, wait_for_earlier
 
 _WIDEST, _BLOCK = 16384, 1024
 _NORM_WARPS, _GATE_WARPS, _WRITE_WARPS = 8, 4, 1
 
 
 @triton.jit
-def _norm(
-    rows,
-    added,
-    weight,
-    total,
-    out,
-    stride,
-    added_row,
-    width,
-    eps,
-    HAS_ADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
+def _norm(rows, added, weight, total, out, stride, added_row, width, eps, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr):
     """One row, or the sum of two, over its root mean square, times a weight."""
-    let_next_start(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.arange(0, BLOCK)
     inside = inner < width
@@ -50,10 +34,8 @@ def _norm(
 
 
 @triton.jit
-def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr):
     """A stretch of silu(gate) · value."""
-    let_next_start(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = inner < width
@@ -67,11 +49,9 @@ def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr, OVE
 @triton.jit
 def _write(
     key, value, keys, values, slot, key_row, key_head, value_row, value_head, n_slots, n_heads, d_key, d_value,
-    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One head's new key and value of one row, into the slot of its cache."""
-    let_next_start(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
     row = (tl.program_id(0) // n_heads).to(tl.int64)
     head = (tl.program_id(0) % n_heads).to(tl.int64)
     place = (row * n_heads + head) * n_slots + tl.load(slot)
@@ -96,18 +76,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     block = triton.next_power_of_2(flat.shape[1])
     strides = flat.stride(0), flat.stride(0)
     _norm[(len(flat),)](
-        flat,
-        flat,
-        weight,
-        out,
-        out,
-        *strides,
-        flat.shape[1],
-        eps,
-        HAS_ADDED=False,
-        BLOCK=block,
-        num_warps=_NORM_WARPS,
-        **overlap(rows),
+        flat, flat, weight, out, out, *strides, flat.shape[1], eps, HAS_ADDED=False, BLOCK=block, num_warps=_NORM_WARPS
     )
     return out.view(rows.shape)
 
@@ -137,7 +106,6 @@ def add_and_norm(rows: Tensor, added: Tensor, weight: Tensor, eps: float) -> tup
         HAS_ADDED=True,
         BLOCK=block,
         num_warps=_NORM_WARPS,
-        **overlap(rows),
     )
     return total.view(rows.shape), out.view(rows.shape)
 
@@ -153,15 +121,7 @@ def silu_gate(gate: Tensor, value: Tensor) -> Tensor:
     rows, others = (x.reshape(-1, x.shape[-1]) for x in (gate, value))
     out = rows.new_empty(rows.shape)
     _gate[(len(rows), triton.cdiv(rows.shape[1], _BLOCK))](
-        rows,
-        others,
-        out,
-        rows.stride(0),
-        others.stride(0),
-        rows.shape[1],
-        BLOCK=_BLOCK,
-        num_warps=_GATE_WARPS,
-        **overlap(gate),
+        rows, others, out, rows.stride(0), others.stride(0), rows.shape[1], BLOCK=_BLOCK, num_warps=_GATE_WARPS
     )
     return out.view(gate.shape)
 
@@ -198,5 +158,4 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot: Tensor
         d_value,
         BLOCK=triton.next_power_of_2(max(d_key, d_value)),
         num_warps=_WRITE_WARPS,
-        **overlap(key),
     )

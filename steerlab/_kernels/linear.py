@@ -4,8 +4,7 @@ A pass over one token per row reads every weight once and computes little, so th
 Small matrices read alone leave most of the card idle.
 """
 
-# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
-# pyright: reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels, shared_memory
-from steerlab._kernels.overlap import let_next_start, overlap, wait_for_earlier
 
 MOST_ROWS, MOST_WEIGHTS = 32, 3
 
@@ -40,7 +38,7 @@ class Blocks:
     policy: str = ""
 
 
-_FEW, _MANY, _MANY_OUTPUTS = Blocks(16, 512), Blocks(32, 256), 6144
+_FEW, _MANY, _MANY_OUTPUTS = Blocks(16, 512, 6), Blocks(64, 256, 3, 4), 6144
 """Fastest on an H200 for few outputs, so that all processors work, and for many; from how many on they are many.
 
 `benchmarks/decode_linear.py` compares others.
@@ -68,10 +66,8 @@ def _linear(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     POLICY: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
-    """One stretch of outputs, all of one weight; its last block is read while the kernel before still runs."""
-    let_next_start(OVERLAPS)
+    """One stretch of outputs, all of one weight."""
     first = tl.program_id(0) * WIDTH
     weight = weight_1
     bias = bias_1
@@ -90,18 +86,12 @@ def _linear(
     weights = weight + (place + column)[None, :].to(tl.int64) * depth + inner[:, None]
     values = rows + row[:, None] * depth + inner[None, :]
     total = tl.zeros([ROWS, WIDTH], tl.float32)
-    loop_depth = depth
-    if OVERLAPS:
-        loop_depth = depth - DEPTH
-        last = tl.load(weights + loop_depth, eviction_policy=POLICY)
-        wait_for_earlier(OVERLAPS)
-    for _ in tl.range(0, loop_depth, DEPTH, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+    for _ in tl.range(0, depth, DEPTH, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         x = tl.load(values, mask=row[:, None] < n_rows, other=0.0)
-        total = tl.dot(x, tl.load(weights, eviction_policy=POLICY), total)
+        block = tl.load(weights, eviction_policy=POLICY)  # pyright: ignore[reportArgumentType]
+        total = tl.dot(x, block, total)
         weights += DEPTH
         values += DEPTH
-    if OVERLAPS:
-        total = tl.dot(tl.load(values, mask=row[:, None] < n_rows, other=0.0), last, total)
     if HAS_BIAS:
         total += tl.load(bias + place + column)[None, :].to(tl.float32)
     target = out + row[:, None] * width + first + column[None, :]
@@ -179,7 +169,6 @@ def mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor], blocks: Bl
         STAGES=_stages(shared_memory(rows.device), lanes, blocks),
         POLICY=blocks.policy,
         num_warps=blocks.warps,
-        **overlap(rows),
     )
     return out
 

@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels
-from steerlab._kernels.overlap import let_next_start, overlap, wait_for_earlier
 
 _WARPS = 1
 
@@ -33,11 +32,8 @@ def _rotate(
     angle_row,
     half,
     HALF: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """One head of one row; queries first, then keys."""
-    let_next_start(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     n_heads = tl.num_programs(1)
@@ -95,6 +91,5 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
         d_head // 2,
         HALF=triton.next_power_of_2(d_head // 2),
         num_warps=_WARPS,
-        **overlap(query),
     )
     return out[:, :n_query], out[:, n_query:]

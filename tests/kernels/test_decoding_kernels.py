@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -170,12 +169,8 @@ def test_decoding_kernels_agree_with_torch():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_compiled_decoding_kernels_agree_with_torch(capsys, overlaps):
-    from steerlab._kernels.overlap import overlapping
-
-    with overlapping() if overlaps else nullcontext():
-        exec(compile(CODE.format(device="cuda"), "kernels", "exec"), {})
+def test_compiled_decoding_kernels_agree_with_torch(capsys):
+    exec(compile(CODE.format(device="cuda"), "kernels", "exec"), {})
     assert "agree" in capsys.readouterr().out
 
 

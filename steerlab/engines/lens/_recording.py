@@ -2,14 +2,13 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steerlab._kernels.availability import has_triton
 from steerlab._runtime.device_transfer import Transfers, pack, unpack
 
 _WARM_UPS = 2
@@ -79,7 +78,7 @@ class Recording:
         self._steps: list[Callable[[], Any]] = []
         self._kept: list[Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
-        with _streams_on(devices), _random_numbers_kept(devices), _overlap_of_kernels():
+        with _streams_on(devices), _random_numbers_kept(devices):
             for _ in range(_WARM_UPS):
                 work()
                 restore()
@@ -136,15 +135,6 @@ class Recording:
         if graph is not None:
             with suppress(RuntimeError):  # of a void recording: the error on its way says why it is void
                 graph.capture_end()
-
-
-def _overlap_of_kernels() -> AbstractContextManager[None]:
-    """Lets kernels of a pass overlap, where they are there."""
-    if not has_triton():
-        return nullcontext()
-    from steerlab._kernels.overlap import overlapping
-
-    return overlapping()
 
 
 @contextmanager

@@ -16,10 +16,13 @@ def be_patient() -> None:
 
 
 def descendants() -> "list[Process]":
-    """All running child processes of this one, at any depth, without Python's resource tracker, which stays."""
+    """All running child processes of this one, at any depth, without those that stay as long as it does.
+
+    These are Python's resource tracker and torch's compile workers, which an engine in this process leaves behind.
+    """
     import psutil  # comes with vLLM
 
-    return [process for process in psutil.Process().children(recursive=True) if not _is_tracker(process)]
+    return [process for process in psutil.Process().children(recursive=True) if not _stays(process)]
 
 
 def end(processes: "Sequence[Process]", grace: float = GRACE) -> None:
@@ -44,10 +47,10 @@ def _signal(action: Callable[[], None]) -> None:
         return
 
 
-def _is_tracker(process: "Process") -> bool:
+def _stays(process: "Process") -> bool:
     import psutil
 
     try:
-        return any("resource_tracker" in part for part in process.cmdline())
+        return any("resource_tracker" in part or "compile_worker" in part for part in process.cmdline())
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False

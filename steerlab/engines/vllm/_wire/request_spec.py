@@ -130,12 +130,33 @@ class RequestSpec:
         """Names the edits at positions start ≤ p < stop; None if there are none."""
         if not self.groups:
             return None
-        inside = [clip(runs, start, stop) for runs in self.groups[: len(self.groups) - self.n_reads]]
-        if not any(inside):
-            return None
+        first, last = self._everywhere
+        inside: Any = "everywhere"
+        if not first <= start < stop <= last:  # most blocks are edited at all their positions, and are named at once
+            inside = [clip(runs, start, stop) for runs in self._acting]
+            if not any(inside):
+                return None
+            if all(len(runs) == 1 and runs[0] == (start, stop) for runs in inside):
+                inside = "everywhere"
         counted = "" if self.origin is None or stop <= self.origin else f":{self.origin}"  # in a prompt all are alike
-        asked = f":{self.reads}:{self.read_from}" if self.n_reads else ""  # the answer may lie beyond the block
-        return f"{self.plan}:{inside}{counted}{asked}"
+        return f"{self.plan}:{inside}{counted}{self._asked}"
+
+    @functools.cached_property
+    def _acting(self) -> tuple[Runs | RunsByTokens, ...]:
+        """The positions of each group of edits."""
+        return self.groups[: len(self.groups) - self.n_reads]
+
+    @functools.cached_property
+    def _everywhere(self) -> tuple[int, int]:
+        """Positions first ≤ p < last at all of which every group acts, whatever tokens come, if each has one run."""
+        if not self._acting or any(len(runs) != 1 or len(runs[0]) != 2 for runs in self._acting):
+            return 0, 0
+        return max(runs[0][0] for runs in self._acting), min(runs[0][1] for runs in self._acting)
+
+    @functools.cached_property
+    def _asked(self) -> str:
+        """Names what conditions read; the answer may lie beyond a block."""
+        return f":{self.reads}:{self.read_from}" if self.n_reads else ""
 
     @property
     def reads(self) -> tuple[Runs, ...]:
