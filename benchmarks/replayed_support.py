@@ -1,7 +1,7 @@
 """Ratios of a scorer's log q to the sampler's in half precision: on recomputed and on replayed supports.
 
     python benchmarks/replayed_support.py --out replayed_support.json
-    python benchmarks/replayed_support.py --device cpu --shape small --prompts 4 --samples 2 --tokens 24
+    python benchmarks/replayed_support.py --device cpu --shape small --prompts 4 --samples 2 --tokens 24 --sharpness 2
 
 A random Llama in bfloat16 draws under T = 0.7, top_p = 0.95 through a SequenceProcessor: by vLLM (in this process, with
 CUDA graphs on a GPU), by the TransformerLens engine where that is installed, and by the processor itself. Every token
