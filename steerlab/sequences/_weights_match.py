@@ -57,6 +57,6 @@ def check_same_weights(
         raise InputError(
             f"The engine runs {engine.info.name}, whose log-probs of a probe text differ from the model's by "
             f"{difference[worst]:.3g} nats at a token and {difference.mean():.3g} in the mean, more than the "
-            f"{allowed[worst]:.3g} and {mean:.3g} of rounding: its weights are not the model's. Load the engine from the "
-            "weights that the model has now."
+            f"{allowed[worst]:.3g} and {mean:.3g} of rounding: its weights are not the model's. Load the engine from "
+            "the weights that the model has now."
         )
