@@ -575,7 +575,7 @@ MUTANTS = [
     ),
     Mutant(
         "a row goes on after EOS",
-        "ended = ended | torch.isin(tokens, eos)",
+        "ended |= torch.isin(given, eos)",
         "pass",
         "tests/lens/test_generation.py -k eos",
     ),
@@ -654,14 +654,14 @@ MUTANTS = [
     ),
     Mutant(
         "a row that breaks keeps the token of that step",
-        "ended = ended | broken",
+        "ended |= broken",
         "pass",
         "tests/lens/test_not_finite.py -k ends_with_an_error",
     ),
     Mutant(
         "a row that breaks after others were dropped is taken for another",
-        "self._failed[live_rows] |= failing",
-        "self._failed[: len(live_rows)] |= failing",
+        "self._failed[live_rows] = failed",
+        "self._failed[: len(live_rows)] = failed",
         "tests/lens/test_not_finite.py -k were_dropped",
     ),
     Mutant(
@@ -709,8 +709,8 @@ MUTANTS = [
     ),
     Mutant(
         "a program edits rows that have ended",
-        "program.at(self._n_steps, fed < 0)",
-        "program.at(self._n_steps, fed < -1)",
+        "own.copy_(torch.where(fed < 0, -1, index)[:, None])",
+        "own.copy_(torch.where(fed < -1, -1, index)[:, None])",
         "tests/lens/test_programs.py -k another_plan",
     ),
     Mutant(
@@ -856,15 +856,39 @@ MUTANTS = [
     # --- vLLM: what needs no engine -------------------------------------------------------------------------------
     Mutant(
         "prefix cache key without plan",
-        'f"{self.plan}:{inside}{counted}{asked}"',
-        'f"{inside}{counted}{asked}"',
+        'f"{self.plan}:{inside}{counted}{self._asked}"',
+        'f"{inside}{counted}{self._asked}"',
         "tests/vllm/test_request_spec.py",
     ),
     Mutant(
         "prefix cache key without positions",
-        'f"{self.plan}:{inside}{counted}{asked}"',
-        'f"{self.plan}{counted}{asked}"',
+        'f"{self.plan}:{inside}{counted}{self._asked}"',
+        'f"{self.plan}{counted}{self._asked}"',
         "tests/vllm/test_request_spec.py",
+    ),
+    Mutant(
+        "prefix cache takes a block edited in part for one edited everywhere",
+        "if all(len(runs) == 1 and runs[0] == (start, stop) for runs in inside):",
+        "if True:",
+        "tests/vllm/test_request_spec.py",
+    ),
+    Mutant(
+        "prefix cache takes the longest of several edits for all",
+        "min(runs[0][1] for runs in self._acting)",
+        "max(runs[0][1] for runs in self._acting)",
+        "tests/vllm/test_request_spec.py",
+    ),
+    Mutant(
+        "a module that was replaced is not noticed",
+        "any(original is None or _children(original) != children for original, children in originals)",
+        "False",
+        "tests/lens/test_changed_model.py",
+    ),
+    Mutant(
+        "the bridge drops out in training mode",
+        "with alone(self.model), evaluating(self.model), torch.inference_mode(False), torch.no_grad():",
+        "with alone(self.model), torch.inference_mode(False), torch.no_grad():",
+        "tests/lens/test_changed_model.py",
     ),
     Mutant(
         "a request preempted loses its tally",
@@ -917,7 +941,7 @@ MUTANTS = [
     ),
     Mutant(
         "a position that never ran goes unnoticed",
-        "if start < length and size(covered) != length - start:",
+        "if account.start < length and size(account.covered) != length - account.start:",
         "if False:",
         "tests/vllm/test_build_receipts.py",
     ),

@@ -88,6 +88,17 @@ def test_a_block_is_named_by_the_edits_inside_it():
     assert spec.key_between(32, 64) != RequestSpec("8", "abc", (((60, 70),), ((40, 50),))).key_between(32, 64)
 
 
+def test_a_block_edited_everywhere_is_named_alike_however_far_the_edits_reach():
+    spec = RequestSpec("7", "abc", (((0, 128),), ((10, 96),)))
+    assert spec.key_between(32, 64) == spec.key_between(64, 96) == "abc:everywhere"
+    assert spec.key_between(32, 64) == RequestSpec("8", "abc", (((0, 64), (96, 128)), ((32, 64),))).key_between(32, 64)
+    assert spec.key_between(96, 128) != spec.key_between(64, 96)
+    assert spec.key_between(0, 32) != spec.key_between(32, 64)
+    assert spec.key_between(0, 32) == RequestSpec("8", "abc", (((0, 32),), ((10, 40),))).key_between(0, 32)
+    assert spec.key_between(128, 160) is None
+    assert spec.key_between(32, 64) != RequestSpec("8", "abc", (((0, 128),), ())).key_between(32, 64)
+
+
 def test_packets_carry_headers_and_arrays():
     arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([], dtype=np.int64)}
     header, found = unpack(pack({"x": [1, "y"]}, arrays))
