@@ -52,6 +52,17 @@ def test_a_module_that_was_replaced_reaches_every_engine(tiny_llama_path, change
         torch.testing.assert_close(other, bridge, atol=1e-4, rtol=0)
 
 
+def test_a_hook_inside_a_module_that_came_later_is_heard(tiny_llama_path):
+    with sl.load(tiny_llama_path, device="cpu") as engine:
+        log_probs(engine, "auto")
+        model, heard = engine.model.original_model, []
+        adapter_in_a_layer(model)
+        adapter = next(module for module in model.modules() if isinstance(module, LowRank))
+        adapter.register_forward_hook(lambda *_: heard.append(True))
+        log_probs(engine, "auto")
+    assert heard
+
+
 def test_training_mode_drops_nothing_out(tmp_path):
     with sl.load(build_tiny_gpt2(tmp_path / "gpt2"), device="cpu") as engine:
         model = engine.model.original_model

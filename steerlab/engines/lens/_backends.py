@@ -25,6 +25,7 @@ from steerlab._runtime.hooks import (
     same_shape_hook,
 )
 from steerlab._runtime.model_state import forget, remembered
+from steerlab._runtime.modules import modules_in
 from steerlab._runtime.self_comparison import found_out, ordinary_tokens, rounding_of, undisturbed
 from steerlab.core._hook_points import SITES
 from steerlab.core._warning import warn
@@ -244,9 +245,10 @@ def _probe(model: Any) -> Tensor:
 
 def _has_hooks(bridge: Any) -> bool:
     """Whether a user's forward hooks are on the bridge's hook points, or by torch's own call on modules inside it."""
-    modules = remembered(bridge, "modules", lambda: tuple(bridge.original_model.modules()))
     registered = (
-        hook for module in modules for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        hook
+        for module in modules_in(bridge.original_model)
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )
     on_points = (handle.user_hook for point in hook_points(bridge).values() for handle in point.fwd_hooks)
     return any(not _is_library_hook(hook) for hook in (*registered, *on_points))
