@@ -26,6 +26,7 @@ import steerlab as sl
 from steerlab.core._files import write_atomic
 
 PROMPT_TOKENS = 32
+BASE = "HF generate, dynamic cache"
 SHAPES: dict[str, dict[str, Any]] = {
     "random-tiny": {
         "hidden_size": 64,
@@ -86,6 +87,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only-spread", type=int, default=0, help="put the model on this many GPUs, and nowhere else")
     parser.add_argument("--compiled", action="store_true", help="also run the compiled variants")
     parser.add_argument("--skip-bridge", action="store_true", help="leave out the two slow bridge variants")
+    parser.add_argument("--only", nargs="+", default=[""], help="run the variants whose names have one of these words")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
     parser.add_argument("--out", default=None, help="write the figures here as JSON")
     return parser.parse_args(arguments)
@@ -150,7 +152,7 @@ class Bench:
                 engine=name,
             )
 
-        found: dict[str, Callable[[], Any]] = {"HF generate, dynamic cache": lambda: self.hugging_face(ids, "dynamic")}
+        found: dict[str, Callable[[], Any]] = {BASE: lambda: self.hugging_face(ids, "dynamic")}
         if not self.options.skip_bridge:
             found["TransformerBridge.generate, one hook"] = lambda: self.transformer_lens(ids)
             found["steerlab bridge, steered"] = ours(self.engine, "bridge", self.plan)
@@ -166,7 +168,7 @@ class Bench:
             found["HF generate, static cache, compiled"] = lambda: self.hugging_face(ids, "static")
             found["steerlab compiled, unsteered"] = ours(self.engine, "compiled", None)
             found["steerlab compiled, steered"] = ours(self.engine, "compiled", self.plan)
-        return found
+        return {name: run for name, run in found.items() if any(word in name for word in self.options.only)}
 
     @torch.no_grad()
     def hugging_face(self, ids: torch.Tensor, cache: str) -> Any:
@@ -294,7 +296,7 @@ def print_table(result: dict[str, Any]) -> None:
     print(f"{'batch':>5}  {'variant':<42} {'tok/s':>9} {'min':>9} {'max':>9} {'× HF':>6}")
     for batch in dict.fromkeys(row["batch"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["batch"] == batch]
-        base = next(row["tokens_per_second"] for row in rows if row["variant"] == "HF generate, dynamic cache")
+        base = next((row["tokens_per_second"] for row in rows if row["variant"] == BASE), float("nan"))
         for row in rows:
             print(
                 f"{batch:>5}  {row['variant']:<42} {row['tokens_per_second']:>9.1f} {row['slowest']:>9.1f} "

@@ -485,7 +485,7 @@ def check_plans(width: int) -> list:
         def to_json(self):
             return {"kind": "feature"}
 
-    passes, fails = sl.when(v(1, 8), above=-1e9), sl.when(v(1, 9, "attn_out"), above=1e9, reading="cosine")
+    passes, fails = sl.when(v(1, 8), above=-1e9), sl.when(v(1, 9, "attn_out"), above=0.999, reading="cosine")
     read = sl.when(v(1, 8), below=1e9, read=w.index(0, 20, -1))
     edits = [
         [],

@@ -1,10 +1,9 @@
 """Modules of a model: all inside one, what a wrapper wraps, where a module lies, and what a model holds."""
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def modules_in(root: nn.Module) -> list[nn.Module]:
@@ -40,16 +39,7 @@ def device_of(module: nn.Module) -> torch.device | None:
 
 def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters of a model, each once, as `Module.parameters`."""
-    return cast(Iterator[nn.Parameter], _held(model, "_parameters"))
-
-
-def buffers_of(model: nn.Module) -> Iterator[Tensor]:
-    """The buffers of a model, each once, as `Module.buffers`."""
-    return _held(model, "_buffers")
-
-
-def _held(model: nn.Module, kind: str) -> Iterator[Tensor]:
-    found: dict[int, Tensor] = {}
+    found: dict[int, nn.Parameter] = {}
     for module in modules_in(model):
-        found |= {id(tensor): tensor for tensor in module.__dict__[kind].values() if tensor is not None}
+        found |= {id(parameter): parameter for parameter in module._parameters.values() if parameter is not None}
     yield from found.values()

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from steerlab._runtime.autocast import without_autocast
 from steerlab._runtime.evaluation import evaluating
@@ -22,16 +23,16 @@ def rounding_of(model: Any) -> Rounding:
     return Rounding(coarsest, getattr(model.config.get_text_config(), "num_hidden_layers", None) or 1)
 
 
-def found_out(model: Any, what: str, compare: Callable[[], T]) -> T:
+def found_out(model: Any, what: str, compare: Callable[[], T], *, weights: nn.Module | None = None) -> T:
     """What a comparison found on a model, made once for each dtype and kind of device that its weights are in.
 
     Args:
         model: what it is about.
         what: a name of the comparison.
         compare: makes it.
+        weights: the module that holds the weights, where the model is none.
     """
-    root = getattr(model, "original_model", model)
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters_of(root)}
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters_of(weights or model)}
     said = sorted({f"{dtype} on {device.type}" for dtype, device in kinds})
     return remembered(model, f"{what}, {', '.join(said)}", compare)
 

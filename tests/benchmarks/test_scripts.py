@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import interval_coverage, reference_experiments, slope_tables, verdict_rates
+from benchmarks import interval_coverage, reference_experiments, slope_tables, verdict_rates, vllm_steering
 from benchmarks.axbench import tables_of
 from steerlab.measures import cluster_t_mean
 
@@ -31,6 +31,12 @@ def test_it_says_what_it_takes(path: Path, monkeypatch: pytest.MonkeyPatch, caps
     shown = capsys.readouterr().out
     assert shown.startswith("usage:")
     assert f"benchmarks/{path.name}" in shown or f"benchmarks.{path.stem}" in shown, "no example of a call"
+
+
+def test_the_plans_of_the_check_inside_vllm_are_plans() -> None:
+    plans = vllm_steering.check_plans(16)
+    operators = {edit.operator.to_json()["kind"] for plan in plans if plan is not None for edit in plan}
+    assert operators >= {"add", "ablate", "clamp", "set", "rotate", "feature"}
 
 
 # --- slopes from a table ------------------------------------------------------------------------------------------

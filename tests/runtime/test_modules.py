@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from steerlab._runtime.arguments import optional_arguments
-from steerlab._runtime.modules import buffers_of, modules_in, parameters_of
+from steerlab._runtime.modules import modules_in, parameters_of
 
 
 def test_every_module_is_found_once():
@@ -31,14 +31,12 @@ def test_arguments_are_those_of_the_forward_in_place():
     assert optional_arguments(other, *names) == ["use_cache"]
 
 
-def test_parameters_and_buffers_are_torchs_in_its_order():
+def test_parameters_are_torchs_in_its_order():
     shared = nn.Linear(3, 3)
     model = nn.Sequential(nn.BatchNorm1d(3), nn.ModuleList([shared, nn.Linear(2, 3, bias=False)]), shared, nn.ReLU())
     model[1][1].weight = nn.Parameter(torch.zeros(3, 2))
     model.add_module("head", nn.Linear(3, 3))
     model.head.weight = shared.weight
     model.add_module("nothing", None)
-    for ours, theirs in ((parameters_of, model.parameters), (buffers_of, model.buffers)):
-        assert [id(tensor) for tensor in ours(model)] == [id(tensor) for tensor in theirs()]
+    assert [id(parameter) for parameter in parameters_of(model)] == [id(parameter) for parameter in model.parameters()]
     assert len(list(parameters_of(model))) == 6
-    assert len(list(buffers_of(model))) == 3

@@ -228,7 +228,7 @@ def fast_difference(bridge: Any) -> str | None:
 
     The bridge must have no hooks of others.
     """
-    return found_out(bridge, "fast difference", lambda: _compared(bridge))
+    return found_out(bridge, "fast difference", lambda: _compared(bridge), weights=unhooked_model_of(bridge).model)
 
 
 def _compared(bridge: Any) -> str | None:
@@ -248,6 +248,7 @@ def _has_hooks(bridge: Any) -> bool:
     registered = (
         hook
         for module in modules_in(bridge.original_model)
+        if module._forward_hooks or module._forward_pre_hooks
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )
     on_points = (handle.user_hook for point in hook_points(bridge).values() for handle in point.fwd_hooks)

@@ -18,7 +18,7 @@ from steerlab._kernels.availability import runs_kernels
 from steerlab._runtime.device_transfer import devices_of, memoised_transfers
 from steerlab._runtime.hooks import install_input_hook, install_output_hook
 from steerlab._runtime.model_state import remembered
-from steerlab._runtime.modules import buffers_of, device_of, parameters_of
+from steerlab._runtime.modules import device_of, modules_in
 from steerlab._runtime.self_comparison import is_out_of_memory
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import SteerlabError
@@ -100,6 +100,7 @@ class Program:
         self._transfers = RecordedTransfers()
         self._blocks = [self.unhooked.of(block) for block in bridge.blocks]
         self._recording: Recording | None = None
+        self._held = [held for m in modules_in(self.unhooked.model) for held in (m._parameters, m._buffers)]
         self._places = self._places_of_weights()
         attention = attention_kernel(bridge, "sdpa")
         has_kernels = runs_kernels(self.tokens)
@@ -128,8 +129,7 @@ class Program:
         return self.unhooked.is_outdated or self._places != self._places_of_weights()
 
     def _places_of_weights(self) -> list[int]:
-        model = self.unhooked.model
-        return [tensor.data_ptr() for tensor in (*parameters_of(model), *buffers_of(model))]
+        return [tensor.data_ptr() for held in self._held for tensor in held.values() if tensor is not None]
 
     def feed(self, fed: Tensor, index: int) -> None:
         """States what the coming step runs; the step before counts as done.

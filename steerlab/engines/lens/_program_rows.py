@@ -18,7 +18,7 @@ from steerlab._runtime.self_comparison import found_out, is_out_of_memory, ordin
 from steerlab._runtime.step import Step, running
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import InputError
-from steerlab.engines.lens._backends import FastBackend, embedding_device
+from steerlab.engines.lens._backends import FastBackend, embedding_device, unhooked_model_of
 from steerlab.engines.lens._fixed_cache import fits
 from steerlab.engines.lens._info import context_length
 from steerlab.engines.lens._program import (
@@ -217,7 +217,7 @@ def _capacity(needed: int, context: int | None) -> int:
 
 def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
     """Why no program can be made for this model and plan, in a sentence; None if one can."""
-    model = bridge.original_model
+    model = unhooked_model_of(bridge).model
     devices = devices_of(model)
     if is_compiled and len(devices) > 1:
         return "The model is spread over several devices."
@@ -231,7 +231,7 @@ def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
     if any(point.site == "resid_mid" for point in plan.hook_points):
         return "The plan edits resid_mid."
     try:
-        different = found_out(bridge, "program difference", lambda: _difference(bridge))
+        different = found_out(bridge, "program difference", lambda: _difference(bridge), weights=model)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
