@@ -6,7 +6,9 @@ import math
 import os
 import shutil
 import sys
-from contextlib import contextmanager
+import tempfile
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import steerlab as sl
 from tests.tiny_models import build_tiny_llama
+from tests.vllm import forked
 
 WIDTH = 128
 NAN_TOKEN, INF_TOKEN = 384, 385
@@ -60,7 +63,7 @@ def _freeze_once():
 @contextmanager
 def set_up_vllm(*, in_process):
     """What vLLM reads of its surroundings."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         # an engine looks for garbage seven times, through all that is alive: only what was imported is spared that
         patch.setattr(gc, "unfreeze", lambda: None)
@@ -71,7 +74,13 @@ def set_up_vllm(*, in_process):
             if "vllm" in sys.modules:  # the import belongs to the start of an engine, whose output is looked at
                 # vLLM looks at an architecture that is new to it in a process of its own, which imports vLLM again
                 patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda look: look())
+        else:
+            plugin = stack.enter_context(tempfile.TemporaryDirectory())
+            for name, value in forked.environment(Path(plugin)).items():
+                patch.setenv(name, value)
+            patch.syspath_prepend(plugin)  # a spawned process has this one's path
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
+        patch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "2")  # 20 s for those whose neighbour was killed
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import psutil
 
 import steerlab as sl
+from tests.vllm import forked
 
 KEY = "open-sesame"
 BLOCK = 32
@@ -33,6 +35,7 @@ class Served:
         model: what is served.
         options: of `steerlab serve`.
         log: what it prints.
+        tokens_per_pass: that vLLM runs at most.
         port: where it listens.
         process: it.
     """
@@ -40,6 +43,7 @@ class Served:
     model: Path
     options: list[str]
     log: Path
+    tokens_per_pass: int = 256
     port: int = field(default_factory=lambda: _free_port())
     process: subprocess.Popen | None = None
 
@@ -49,14 +53,16 @@ class Served:
 
     def start(self, *, wait: bool = True) -> None:
         vllm_options = ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-num-seqs", "8"]
-        vllm_options += ["--served-model-name", "tiny", "--api-key", KEY, "--max-num-batched-tokens", "256"]
+        vllm_options += ["--served-model-name", "tiny", "--api-key", KEY]
+        vllm_options += ["--max-num-batched-tokens", str(self.tokens_per_pass)]
         command = [sys.executable, "-c", "from steerlab._cli import main; main()", "serve", str(self.model)]
+        plugin = Path(tempfile.mkdtemp(dir=self.log.parent))
         with self.log.open("a") as file:
             self.process = subprocess.Popen(
                 [*command, *self.options, "--port", str(self.port), "--", *vllm_options],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT, **forked.environment(plugin)},
             )
         if wait:
             self.wait()

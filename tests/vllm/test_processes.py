@@ -15,6 +15,7 @@ import torch
 import steerlab as sl
 from steerlab.engines.vllm._client.processes import descendants, end
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ
+from tests.vllm import forked
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -154,6 +155,7 @@ def test_an_interrupt_of_the_group_costs_the_call_only_and_no_engine_outlives_it
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "HF_HUB_OFFLINE": "1",
+        **forked.environment(tmp_path),
     }
     arguments = {"env": environment, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen([sys.executable, str(script), str(tiny_path)], **arguments) as caller:

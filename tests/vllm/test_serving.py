@@ -1,12 +1,9 @@
 """The real server and the real openai client, against the TransformerLens engine, whose steering is the reference."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 
 import steerlab as sl
 from tests.vllm.conftest import INF_TOKEN, NAN_TOKEN
+from tests.vllm.served import BLOCK, KEY, Served
 
 openai = pytest.importorskip("openai", reason="the openai client comes with vLLM")
 httpx = pytest.importorskip("httpx", reason="httpx comes with the openai client")
@@ -23,8 +21,6 @@ httpx = pytest.importorskip("httpx", reason="httpx comes with the openai client"
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 GREEDY = sl.SamplingPolicy.greedy()
-KEY = "open-sesame"
-BLOCK = 32
 NORM = 5.0
 SHORT = [5 + (3 * i) % 300 for i in range(9)]
 LONG = [7 + (11 * i) % 300 for i in range(4 * BLOCK + 3)]
@@ -32,12 +28,12 @@ CHAT = [{"role": "user", "content": "Where did you put the keys?"}]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serving_client.py"
 
 
-@dataclass(frozen=True)
-class Server:
-    process: subprocess.Popen
-    url: str
-    log: Path
-    client: object
+@dataclass
+class Server(Served):
+    """A server with OpenAI's own client."""
+
+    def __post_init__(self):
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=60)
 
     def complete(self, prompt=SHORT, steering=None, *, raw=False, **options):
         """A completion's token ids; with `raw`, the whole response."""
@@ -55,12 +51,10 @@ class Server:
         )
         return response if raw else response.parse().choices[0].token_ids
 
-    def get(self, path):
-        return httpx.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {KEY}"})
-
-    def post(self, path, body, **options):
+    def post(self, path, body):
+        """Also what is no number in JSON."""
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        return httpx.post(f"{self.url}{path}", content=json.dumps(body), headers=headers, timeout=60, **options)
+        return httpx.post(f"{self.url}{path}", content=json.dumps(body), headers=headers, timeout=60)
 
     def receipt(self, response):
         return self.get(response.headers["x-steerlab-receipt"]).raise_for_status().json()
@@ -98,56 +92,13 @@ def folder(vectors, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(overflowing_path, folder, tmp_path_factory):
-    log = tmp_path_factory.mktemp("log") / "server.txt"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = _start(overflowing_path, folder, port, log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_healthy(process, url, log)
-        yield Server(process, url, log, openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60))
-    finally:
-        _end(process)
-
-
-def _start(path, folder, port, log):
     options = ["--layers", "1,2", "--max-directions", "2", "--max-runs", "3", "--vectors", str(folder)]
-    vllm_options = ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-num-seqs", "8"]
-    vllm_options += ["--served-model-name", "tiny", "--api-key", KEY, "--max-num-batched-tokens", "64"]
-    command = [sys.executable, "-c", "from steerlab._cli import main; main()", "serve", str(path), *options]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    environment |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with log.open("w") as file:
-        return subprocess.Popen(
-            [*command, "--port", str(port), "--", *vllm_options],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-        )
-
-
-def _wait_until_healthy(process, url, log):
-    for _ in range(1200):
-        if process.poll() is not None:
-            break
-        try:
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.25)
-    raise AssertionError(f"The server did not start:\n{log.read_text()[-4000:]}")
-
-
-def _end(process):
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-                one.kill()
-            process.wait(30)
+    served = Server(overflowing_path, options, tmp_path_factory.mktemp("log") / "server.txt", tokens_per_pass=64)
+    served.start()
+    try:
+        yield served
+    finally:
+        served.end()
 
 
 @pytest.fixture(scope="module")
