@@ -1,10 +1,13 @@
 import pytest
 import torch
 from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM
 
 import steerlab as sl
-from steerlab._runtime.weights import parameters_hash
+from steerlab._runtime import weights
+from steerlab._runtime.weights import hash_of_weights, parameters_hash
 from steerlab.core.errors import InputError, ModelNotFoundError
+from steerlab.models import _hashing
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,36 @@ def test_a_loaded_bridge_is_identified_by_its_parameters(bridge):
     info = sl.load(bridge).info
     assert info.weights_hash == parameters_hash(bridge.original_model)
     assert info.n_layers == 4
+
+
+@pytest.fixture
+def large(monkeypatch, tiny_llama_path):
+    """A model in memory that counts as too large to be read whole."""
+    monkeypatch.setattr(_hashing, "SAMPLED_OVER", 0)
+    monkeypatch.setattr(weights, "_PARTS", 4)
+    monkeypatch.setattr(weights, "_PART", 8)
+    return AutoModelForCausalLM.from_pretrained(tiny_llama_path, dtype=torch.float32)
+
+
+def test_a_large_model_in_memory_is_its_files_by_samples(large, tiny_llama_path):
+    assert hash_of_weights(large) == _hashing.weights_hash(tiny_llama_path)
+    with torch.no_grad():
+        large.model.layers[1].mlp.up_proj.weight.mul_(1.001)
+    assert hash_of_weights(large) == parameters_hash(large) != _hashing.weights_hash(tiny_llama_path)
+
+
+def test_a_large_model_in_memory_is_identified_by_samples_of_every_parameter(large):
+    before = parameters_hash(large)
+    weight = large.model.layers[2].self_attn.q_proj.weight
+    with torch.no_grad():
+        weight.view(-1)[9] += 1.0  # between two samples
+        assert parameters_hash(large) == before
+        for parameter in large.parameters():
+            parameter.add_(1e-3)
+            assert parameters_hash(large) != before
+            parameter.sub_(1e-3)
+        weight.view(-1)[-1] += 1.0
+    assert parameters_hash(large) != before
 
 
 def test_another_tokenizer_may_be_given(bridge, tiny_gpt2_engine):

