@@ -53,9 +53,8 @@ class Source:
         for part in node.body:
             if name in _names(part):
                 return _described(part, name, is_member=True)
-        kinds = [kind for part in node.body for kind in _set(part, name)]
-        if kinds:
-            return max(kinds, key=len)  # with its type, if one of them has it
+        if name in _attributes(node):
+            return _attributes(node)[name]
         for base in node.bases:
             owner, inherited = self._class(module, base)
             found = None if owner is None or inherited is None else self._member(owner, inherited, name)
@@ -127,11 +126,16 @@ def _parameters(arguments: ast.arguments, *, drops_first: bool) -> str:
     return f"({ast.unparse(bare.args)})"
 
 
-def _set(method: ast.stmt, name: str) -> list[str]:
-    """How a method sets an attribute of `self`; nothing if it does not."""
-    if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-        return []
-    return [_kind(node) for node in ast.walk(method) if any(_is_own(part, name) for part in _targets(node))]
+@cache
+def _attributes(node: ast.ClassDef) -> dict[str, str]:
+    """What the methods of a class set of `self`, with its type if one of them writes it."""
+    methods = (part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
+    found: dict[str, str] = {}
+    for statement in (inner for method in methods for inner in ast.walk(method)):
+        for target in _targets(statement):
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+                found[target.attr] = max(found.get(target.attr, ""), _kind(statement), key=len)
+    return found
 
 
 def _kind(node: ast.AST) -> str:
@@ -145,11 +149,3 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     whole = node.targets if isinstance(node, ast.Assign) else []
     return [part for target in whole for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
 
-
-def _is_own(target: ast.expr, name: str) -> bool:
-    return (
-        isinstance(target, ast.Attribute)
-        and target.attr == name
-        and isinstance(target.value, ast.Name)
-        and target.value.id == "self"
-    )
