@@ -26,7 +26,7 @@ check-python:
 base: check-python
 	@"$(PYTHON)" scripts/setup.py base
 
-setup: check-python ## set up everything for development: .venv with test tools and vLLM, and the model
+setup: base ## set up everything for development: .venv with test tools and vLLM, and the model
 	@"$(PYTHON)" scripts/setup.py test
 
 demo: base ## run a real steering experiment on a small model and write its report
@@ -47,7 +47,7 @@ test-peers: check-python ## compare scores and vectors with independent packages
 	@"$(PYTHON)" scripts/setup.py peers
 	STEERLAB_REQUIRE_PEERS=1 .venv-peers/bin/python -m pytest tests/peers -m peers -W default
 
-test-legacy: check-python ## run hooked_generate on HookedTransformer, in an environment with TransformerLens 3.9
+test-legacy: base ## run hooked_generate on HookedTransformer, in an environment with TransformerLens 3.9
 	@"$(PYTHON)" scripts/setup.py legacy-$(LEGACY)
 	STEERLAB_REQUIRE_LEGACY=1 .venv-legacy-$(LEGACY)/bin/python -m pytest tests/legacy -m legacy -W default
 

@@ -8,7 +8,8 @@ Usage: ``python3 scripts/setup.py base|test|docs|browser|peers|legacy-VERSION``
 ``browser``  Chromium, from the system's packages where that is possible; otherwise it says so.
 ``peers`` ``base``, then .venv-peers, which sees .venv and has the packages that steerlab's scores and vectors are
           compared with, and .venv-repeng, likewise.
-``legacy-VERSION``  .venv-legacy-VERSION with steerlab and that TransformerLens, which has HookedTransformer.
+``legacy-VERSION``  ``base``, then .venv-legacy-VERSION, which sees .venv and has that TransformerLens, with
+          HookedTransformer, in front of it.
 
 Each stage leaves a stamp in its environment and does nothing while the stamp fits.
 """
@@ -143,12 +144,13 @@ def set_up_peers() -> None:
 
 def set_up_legacy(version: str) -> None:
     """Make the environment in which hooked_generate runs on HookedTransformer."""
+    set_up_base()
     env = Environment(ROOT / f".venv-legacy-{version}")
     if not env.is_stamped("legacy"):
         env.create()
-        env.install_torch()
+        env.see(Environment(ROOT / ".venv"))
+        say("pip will note that steerlab in .venv asks for TransformerLens 4")
         env.pip(f"transformer-lens=={version}", *LEGACY[version], *LEGACY_TESTS)
-        env.pip("--no-deps", "-e", ".")  # it asks for TransformerLens 4
         env.stamp("legacy")
 
 
