@@ -17,7 +17,10 @@ def tokenizer(tiny_llama_path):
 def in_two_processes(tiny_llama_path, tmp_path_factory):
     """What each of two processes found under DistributedDataParallel, and of a sharded model."""
     directory = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(two_processes.run, (tiny_llama_path, directory), nprocs=N_PROCESSES)
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload([two_processes.__name__])  # imported once
+    torch.multiprocessing.start_processes(
+        two_processes.run, (tiny_llama_path, directory), nprocs=N_PROCESSES, start_method="forkserver"
+    )
     return [torch.load(directory / f"rank{rank}.pt", weights_only=False) for rank in range(N_PROCESSES)]
 
 
