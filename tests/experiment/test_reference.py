@@ -27,7 +27,8 @@ def test_sentiment_everywhere_is_steep_and_beyond_random_directions(
     exp = sl.Experiment("everywhere", lens_engine, root=None)
     vector = sl.SteeringVector.load(shipped_vectors() / "sentiment" / "sentiment.safetensors")
     plan = sl.Plan(sl.add(vector, dose=1.0, where=sl.where.all()))
-    effect = exp.effect(plan, targets, DOSES, controls=sl.Controls(random=19))
+    neutral = sl.shipped.neutral_text().split("\n\n")[:1]
+    effect = exp.effect(plan, targets, DOSES, controls=sl.Controls(random=19), neutral=neutral)
     assert effect.verdict == "effect", effect.reasons
     assert 17 < effect.slope < 28
     assert effect.ci[0] > 0

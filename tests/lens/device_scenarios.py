@@ -62,7 +62,7 @@ _BUILDERS: dict[str, Callable[[Path], Path]] = {
 
 @dataclass(frozen=True)
 class Models:
-    """Loads each model on the CPU, and spread over devices."""
+    """Loads each model on the CPU, and spread over devices, once for all scenarios."""
 
     directory: Path
 
@@ -74,6 +74,7 @@ class Models:
     def on_cpu(self, name: str) -> sl.LensEngine:
         return self._engine(name, self._plain(name))
 
+    @cache  # noqa: B019
     def spread(self, name: str, n_devices: int, *, accelerate: bool = False) -> sl.LensEngine:
         """The model on `sim:0` … in equal parts; with accelerate, its hooks move what a module needs, as they do when
         a model is loaded with a device map.
