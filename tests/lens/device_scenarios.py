@@ -1,11 +1,8 @@
 """What `test_devices.py` runs in a process of its own: models on simulated devices, beside the same on the CPU.
 
-`python -m tests.lens.device_scenarios DIRECTORY NAME …` saves tiny models in the directory and prints, as JSON, what
-each named scenario found; one that raised gives its traceback under "error". `SCENARIOS` has them all.
+`run_scenarios` saves tiny models in a directory and returns what each named scenario found, in numbers and texts.
 """
 
-import json
-import sys
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -331,8 +328,9 @@ SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {
 }
 
 
-def main(directory: str, *names: str) -> None:
-    models = Models(Path(directory))
+def run_scenarios(directory: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What each scenario found; one that raised gives its traceback under "error"."""
+    models = Models(directory)
     found: dict[str, Any] = {}
     for name in names:
         with simulated_devices() as log:
@@ -340,8 +338,4 @@ def main(directory: str, *names: str) -> None:
                 found[name] = COMPARED[name](models) if name in COMPARED else SCENARIOS[name](models, log)
             except Exception:
                 found[name] = {"error": traceback.format_exc()}
-    sys.stdout.write(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found
