@@ -10,7 +10,7 @@ from steerlab.core.shipped import reference_text
 from steerlab.scoring import _pieces as pieces
 from steerlab.scoring._journal import Journal
 from tests.forked import start_forked
-from tests.scoring.slow_perplexity import measure
+from tests.scoring.other_processes import measure
 from tests.tiny_models import SENTENCES
 
 TEXT = " ".join(SENTENCES) * 2
@@ -165,7 +165,7 @@ def test_another_stream_is_refused_where_it_differs(tiny_llama_engine, tmp_path)
 def test_a_killed_process_resumes_to_the_same_number(tiny_llama_path, tiny_llama_engine, tmp_path):
     (tmp_path / "text.txt").write_text(LONG)
     path = tmp_path / "run.journal"
-    process = start_forked(measure, tiny_llama_path, tmp_path / "text.txt", path, SIZES)
+    process = start_forked(measure, tiny_llama_path, tmp_path / "text.txt", path, SIZES).process
     empty = 1000
     while not (path.exists() and path.stat().st_size > empty):  # a few records
         assert process.is_alive()

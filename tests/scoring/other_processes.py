@@ -1,4 +1,4 @@
-"""What `test_resume.py` kills: a measurement of perplexity that takes its time."""
+"""What runs in other processes: a measurement that takes its time, to be killed, and the opening of a journal."""
 
 import time
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import steerlab as sl
+from steerlab.scoring._journal import Journal
 
 
 def measure(model: Path, text: Path, journal: Path, sizes: dict[str, int]) -> None:
@@ -21,3 +22,8 @@ def measure(model: Path, text: Path, journal: Path, sizes: dict[str, int]) -> No
 
     engine.score = slowly
     sl.perplexity(engine, text, **sizes, resume=journal)
+
+
+def open_journal(path: Path, what: dict[str, Any]) -> None:
+    """Opens a journal, and ends."""
+    Journal(path, what)
