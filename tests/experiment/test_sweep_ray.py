@@ -4,7 +4,6 @@ import importlib.util
 import sys
 import time
 from collections import Counter
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +16,7 @@ from steerlab.experiment.scaling import RayWorkers, SweepCheck, Task, run_locall
 from steerlab.experiment.scaling._ray_workers import _fitting, _StartTimeout, next_task
 from tests.experiment import ray_machines, ray_sweep
 from tests.experiment.sweep_cells import cell
-from tests.forked import start_forked
+from tests.forked import Forked, start_forked
 from tests.tiny_models import build_tiny_llama
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -89,14 +88,14 @@ def test_a_cluster_without_a_fitting_machine_is_waited_for_only_so_long() -> Non
 # --- a cluster ----------------------------------------------------------------------------------------------------
 
 
-def kill_a_busy_worker(program: BaseProcess, seconds: float = 240) -> int:
+def kill_a_busy_worker(program: Forked, seconds: float = 240) -> int:
     """Kills the first worker of a program that is seen measuring a cell; its process id."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        assert program.is_alive()
+        assert program.process.is_alive(), program.result()
         for process in psutil.process_iter(["pid", "cmdline"]):
             line = " ".join(process.info["cmdline"] or ())
-            if line.startswith("ray::Worker.run") and is_descendant(process, program.pid):
+            if line.startswith("ray::Worker.run") and is_descendant(process, program.process.pid):
                 process.kill()
                 return process.pid
         time.sleep(0.02)
@@ -119,7 +118,7 @@ def test_workers_give_the_rows_of_one_process_though_one_is_killed_and_a_cell_fa
     models = [str(tiny_llama_path), str(other)]
     program = start_forked(ray_sweep.main, tmp_path / "ray", models)
     try:
-        killed = kill_a_busy_worker(program.process)
+        killed = kill_a_busy_worker(program)
         measured, said = program.result(300)
     finally:
         program.process.kill()
