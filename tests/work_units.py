@@ -12,9 +12,9 @@ from collections.abc import Sequence
 SECONDS = {
     "tests/docs/test_docs_code.py": 82,
     "tests/experiment/test_sweep_ray.py": 70,
+    "tests/models/test_models.py": 34,
     "tests/kernels/test_kernels.py": 33,
     "tests/lens/test_families.py": 27,
-    "tests/models/test_models.py": 26,
     "tests/lens/test_devices.py": 24,
     "tests/lens/test_programs.py": 24,
     "tests/cli/test_commands.py": 22,
