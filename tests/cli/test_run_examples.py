@@ -23,6 +23,7 @@ def copied(name: str, folder: Path, changes: dict[str, str]) -> Path:
 @pytest.mark.slow
 def test_select(steerlab, tiny_llama_path: Path, tmp_path: Path) -> None:
     changes = {"model: smollm2-135m": f"model: {tiny_llama_path}", "layers: [10, 14, 18]": "layers: [1, 2, 3]"}
+    changes |= {"random: 19": "random: 4"}
     done = steerlab("run", copied("select.yaml", tmp_path, changes))
     assert done.code == 0, (done.err, done.exception)
     exp = sl.Experiment.load(tmp_path / "runs" / "select-example")

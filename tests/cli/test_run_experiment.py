@@ -278,7 +278,7 @@ def test_several_vectors_are_each_measured_and_counted(steerlab, write, tmp_path
         "kept": {"file": str(vector_file)},
         "own": {"layer": 1, "pairs": {"path": "pairs.jsonl", "positive": "negative", "negative": "positive"}},
     }
-    done = steerlab("run", write({"vector": None, "vectors": vectors, "controls": {"random": 19}, "report": True}))
+    done = steerlab("run", write({"vector": None, "vectors": vectors, "controls": {"random": 4}, "report": True}))
     assert done.code == 0, (done.err, done.exception)
     exp = loaded(tmp_path)
     assert [effect.comparisons.n_tested for effect in exp.effects if effect.comparisons] == [4] * 4

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from steerlab._cli.inputs import Blame
 from steerlab._cli.sweep_runner import cells_of
 from steerlab._cli.sweep_spec import sweep_of
 from steerlab._cli.yaml_file import read_mapping
-from tests.cli.conftest import write_changed
+from tests.cli.conftest import command, write_changed
+from tests.forked import start_forked
 
 BASE = {
     "model": "./no-such-model",
@@ -222,14 +222,14 @@ def test_a_sweep_killed_by_the_system_goes_on(steerlab, write, tiny_llama_path, 
     changes = {"base.model": str(tiny_llama_path), "base.selfcheck": False, "grid.layers": [1, 2], "root": "out"}
     path = write({**changes, "grid.seeds": [0, 1, 2], "base.controls": {"random": 3}})
     folder = tmp_path / "out" / "trial"
-    program = subprocess.Popen([Path(sys.executable).parent / "steerlab", "run", path], stderr=subprocess.DEVNULL)
+    program = start_forked(command, "run", path).process
     deadline = time.monotonic() + 240
     while len(list(folder.glob("cells/sweep/*.parquet"))) < 2:
-        assert program.poll() is None
+        assert program.is_alive()
         assert time.monotonic() < deadline
         time.sleep(0.01)
     program.kill()
-    program.wait()
+    program.join()
     before = {place: place.stat().st_mtime_ns for place in folder.glob("cells/sweep/*.parquet")}
     assert 2 <= len(before) < 6
     resumed = steerlab("run", path)

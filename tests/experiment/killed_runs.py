@@ -1,19 +1,19 @@
 """Runs a sweep in children that are killed at random moments, and tells what each left and what resuming made of it.
 
-Run as a program: `killed_runs.py MODEL_DIRECTORY WORK_DIRECTORY SEED NUMBER_OF_KILLS`; prints a JSON list. The model is
-loaded once and the children are forked, so that the time goes into sweeps.
+`kill_and_resume` runs in a process of its own, which it forks; the model is loaded once, so that the time goes into
+sweeps.
 """
 
-import json
 import os
 import random
 import signal
-import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 
 import steerlab as sl
 
@@ -68,17 +68,18 @@ def finished_cells(root: Path) -> int:
     return len(list((root / "sweep" / "cells").rglob("*.parquet")))
 
 
-def main(model: str, work: str, seed: str, kills: str) -> None:
-    """Kills and resumes, and prints what happened."""
+def kill_and_resume(model: Path, work: Path, seed: int, kills: int) -> list[dict[str, Any]]:
+    """Kills and resumes as often as asked, and says what happened each time."""
+    torch.set_num_threads(1)  # those of a pool would be missing in a fork
     engine = sl.load(model, device="cpu")
-    sweep(engine, Path(work) / "warm")
+    sweep(engine, work / "warm")
     started = time.perf_counter()
-    whole = sweep(engine, Path(work) / "whole")
+    whole = sweep(engine, work / "whole")
     duration = time.perf_counter() - started
-    rows, total = whole.effects[0].rows, finished_cells(Path(work) / "whole")
-    moments, found = random.Random(int(seed)), []
-    for number in range(int(kills)):
-        root = Path(work) / f"killed-{number}"
+    rows, total = whole.effects[0].rows, finished_cells(work / "whole")
+    moments, found = random.Random(seed), []
+    for number in range(kills):
+        root = work / f"killed-{number}"
         killed = killed_after(engine, root, moments.uniform(0, duration))
         kept = finished_cells(root)
         resumed = sweep(engine, root)
@@ -98,8 +99,4 @@ def main(model: str, work: str, seed: str, kills: str) -> None:
                 "leftovers": len([p for p in root.rglob("*.tmp") if p.is_file()]),
             }
         )
-    sys.stdout.write(json.dumps({"duration": duration, "runs": found}) + "\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

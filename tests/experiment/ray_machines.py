@@ -1,14 +1,11 @@
-"""A sweep on a Ray cluster whose two machines are lost one after the other: `main(FOLDER, MODEL)`.
+"""A sweep on a Ray cluster whose two machines are lost one after the other, in a process of its own.
 
-The first is killed while it measures a cell, the second once that cell was measured there. Prints what came of it as
-JSON: the notes of the cells that were finished, and the error at the end.
+The first is killed while it measures a cell, the second once that cell was measured there.
 """
 
-import json
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,6 +15,7 @@ import numpy as np
 
 from steerlab.core.errors import EngineError
 from steerlab.experiment.scaling import Outcome, RayWorkers, SweepCell, SweepCheck, Task, run_sweep
+from tests.experiment.ray_sweep import prepare
 from tests.experiment.sweep_cells import cell
 
 SEEN = "STEERLAB_TEST_SEEN"
@@ -63,12 +61,12 @@ def noted(
     return measured
 
 
-def main(folder: str, model: str) -> None:
-    """Runs the sweep."""
+def main(folder: Path, marks: Path, model: str) -> tuple[Sequence[str], str]:
+    """Runs the sweep: the notes of the cells that were finished, and the error at the end."""
+    prepare(**{SEEN: str(marks)})
     import ray
     from ray.cluster_utils import Cluster
 
-    marks = Path(os.environ[SEEN])
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": QUICK}
     )
@@ -89,4 +87,4 @@ def main(folder: str, model: str) -> None:
         error = str(failure)
     ray.shutdown()
     cluster.shutdown()
-    sys.stdout.write("\n" + json.dumps({"notes": notes, "error": error}) + "\n")
+    return notes, error

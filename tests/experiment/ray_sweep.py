@@ -1,8 +1,10 @@
-"""A sweep on two Ray workers: `ray_sweep.py FOLDER MODEL...`; prints what it came to as JSON."""
+"""A sweep on two Ray workers, in a process of its own."""
 
-import json
-import sys
+import os
 from collections.abc import Sequence
+from pathlib import Path
+
+import torch
 
 from steerlab.experiment.scaling import RayWorkers, SweepCell, run_sweep
 from tests.experiment.sweep_cells import cell, cells
@@ -13,11 +15,16 @@ def cells_of(models: Sequence[str]) -> list[SweepCell]:
     return [*cells(models, [0, 1, 2]), cell(models[0], 9)]
 
 
-def main(folder: str, *models: str) -> None:
-    """Runs the sweep."""
+def main(folder: Path, models: Sequence[str]) -> tuple[int, Sequence[str]]:
+    """Runs the sweep on a cluster of its own: cells that were measured, and the warnings."""
+    prepare(RAY_ADDRESS="local")
     result = run_sweep(cells_of(models), folder, run=RayWorkers(workers=2))
-    sys.stdout.write(json.dumps({"measured": result.measured, "warnings": result.warnings}) + "\n")
+    return result.measured, result.warnings
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def prepare(**variables: str) -> None:
+    """Sets what the workers take over: one thread, the folder from which these tests are imported, and variables."""
+    root = Path(__file__).parents[2]
+    os.chdir(root)
+    os.environ.update(variables, PYTHONPATH=str(root), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)

@@ -1,29 +1,18 @@
 """A run that is killed at any moment goes on where it stopped and ends as if nothing had happened."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("killed_runs.py")
+from tests.experiment.killed_runs import kill_and_resume
+from tests.forked import run_forked
+
 KILLS = 5
 
 
 @pytest.mark.slow
 def test_a_sweep_killed_at_random_moments_resumes_to_the_same_frame(tiny_llama_path: Path, tmp_path: Path) -> None:
-    root = PROGRAM.parents[2]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tiny_llama_path), str(tmp_path), "0", str(KILLS)],
-        capture_output=True,
-        text=True,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    runs = json.loads(done.stdout.splitlines()[-1])["runs"]
+    runs = run_forked(kill_and_resume, tiny_llama_path, tmp_path, 0, KILLS)
     assert len(runs) == KILLS
     for run in runs:
         assert run["reused"] == run["kept"], "what was finished is not measured again"

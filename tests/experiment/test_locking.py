@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,10 +12,7 @@ import pytest
 import steerlab as sl
 from steerlab.core.errors import RunError
 from steerlab.experiment._store.locking import HOLDER_FILE, RunLock
-
-# Other processes are forked from one that holds nothing of this one and has imported what they need.
-OTHERS = multiprocessing.get_context("forkserver")
-OTHERS.set_forkserver_preload(["steerlab.experiment._store.locking"])
+from tests.forked import CONTEXT
 
 
 def hold(folder: Path, pipe: Connection) -> None:
@@ -32,8 +28,8 @@ def hold(folder: Path, pipe: Connection) -> None:
 @contextmanager
 def other_process(target, folder: Path) -> Iterator[tuple[BaseProcess, Connection]]:
     """A process that runs a function of the folder and of a pipe whose other end is this process's."""
-    ours, theirs = OTHERS.Pipe()
-    process = OTHERS.Process(target=target, args=(folder, theirs))
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=target, args=(folder, theirs))
     process.start()
     theirs.close()
     try:

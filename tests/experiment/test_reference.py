@@ -1,5 +1,7 @@
 """The main job on the real model: the shipped sentiment vector has an effect.
 
+That it is the one that its pairs give shows `tests/steering/test_shipped_vector.py`.
+
 That a vector without signal has none is shown, and asserted, by the notebook *An honest null*.
 """
 
@@ -12,11 +14,6 @@ DOSES = [-0.2, 0.0, 0.2]
 
 
 @pytest.fixture(scope="module")
-def pairs() -> sl.ContrastPairs:
-    return sl.ContrastPairs.from_jsonl(shipped_vectors() / "sentiment" / "pairs.jsonl", group="group", split="train")
-
-
-@pytest.fixture(scope="module")
 def targets() -> sl.Targets:
     """One prompt of each of five groups."""
     whole = sl.Targets.from_jsonl(shipped_vectors() / "sentiment" / "targets.jsonl", split="test")
@@ -25,12 +22,13 @@ def targets() -> sl.Targets:
 
 @pytest.mark.slow
 def test_sentiment_everywhere_is_steep_and_beyond_random_directions(
-    lens_engine: sl.LensEngine, pairs: sl.ContrastPairs, targets: sl.Targets
+    lens_engine: sl.LensEngine, targets: sl.Targets
 ) -> None:
     exp = sl.Experiment("everywhere", lens_engine, root=None)
-    vectors = exp.extract(pairs, layers=[14])
-    plan = sl.Plan(sl.add(vectors[14], dose=1.0, where=sl.where.all()))
-    effect = exp.effect(plan, targets, DOSES, controls=sl.Controls(random=19))
+    vector = sl.SteeringVector.load(shipped_vectors() / "sentiment" / "sentiment.safetensors")
+    plan = sl.Plan(sl.add(vector, dose=1.0, where=sl.where.all()))
+    neutral = sl.shipped.neutral_text().split("\n\n")[:1]
+    effect = exp.effect(plan, targets, DOSES, controls=sl.Controls(random=19), neutral=neutral)
     assert effect.verdict == "effect", effect.reasons
     assert 17 < effect.slope < 28
     assert effect.ci[0] > 0

@@ -1,7 +1,6 @@
 """Sweeps on Ray, with a real cluster of two workers on this machine."""
 
 import importlib.util
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -11,16 +10,16 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-import yaml
 
 from steerlab.core.errors import BackendMissingError, EngineError, InputError
 from steerlab.experiment.scaling import RayWorkers, SweepCheck, Task, run_locally, run_sweep
 from steerlab.experiment.scaling._ray_workers import _fitting, _StartTimeout, next_task
+from tests.experiment import ray_machines, ray_sweep
 from tests.experiment.sweep_cells import cell
+from tests.forked import Forked, start_forked
 from tests.tiny_models import build_tiny_llama
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-PROGRAM = Path(__file__).with_name("ray_sweep.py")
 
 
 # --- what needs no cluster ----------------------------------------------------------------------------------------
@@ -89,14 +88,14 @@ def test_a_cluster_without_a_fitting_machine_is_waited_for_only_so_long() -> Non
 # --- a cluster ----------------------------------------------------------------------------------------------------
 
 
-def kill_a_busy_worker(program: subprocess.Popen, seconds: float = 240) -> int:
+def kill_a_busy_worker(program: Forked, seconds: float = 240) -> int:
     """Kills the first worker of a program that is seen measuring a cell; its process id."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        assert program.poll() is None, program.communicate()
+        assert program.process.is_alive(), program.result()
         for process in psutil.process_iter(["pid", "cmdline"]):
             line = " ".join(process.info["cmdline"] or ())
-            if line.startswith("ray::Worker.run") and is_descendant(process, program.pid):
+            if line.startswith("ray::Worker.run") and is_descendant(process, program.process.pid):
                 process.kill()
                 return process.pid
         time.sleep(0.02)
@@ -117,41 +116,27 @@ def test_workers_give_the_rows_of_one_process_though_one_is_killed_and_a_cell_fa
 ) -> None:
     other = build_tiny_llama(tmp_path / "other", seed=1)
     models = [str(tiny_llama_path), str(other)]
-    root = PROGRAM.parents[2]
-    program = subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(tmp_path / "ray"), *models],
-        cwd=root,
-        env={**psutil.Process().environ(), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    program = start_forked(ray_sweep.main, tmp_path / "ray", models)
     try:
         killed = kill_a_busy_worker(program)
-        out, err = program.communicate(timeout=300)
+        measured, said = program.result(300)
     finally:
-        if program.poll() is None:
-            program.kill()
-            program.communicate()
-    assert program.returncode == 0, err
-    told = yaml.safe_load(out.splitlines()[-1])
-    from tests.experiment.ray_sweep import cells_of
-
+        program.process.kill()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the workers have
     try:
-        alone = run_sweep(cells_of(models), tmp_path / "alone", run=run_locally)
+        alone = run_sweep(ray_sweep.cells_of(models), tmp_path / "alone", run=run_locally)
     finally:
         torch.set_num_threads(threads)
-    assert told["measured"] == alone.measured == 6
-    assert [text for text in told["warnings"] if f":{killed} was lost" in text], told
+    assert measured == alone.measured == 6
+    assert [text for text in said if f":{killed} was lost" in text], said
     summaries = [pd.read_parquet(tmp_path / name / "summary.parquet") for name in ("ray", "alone")]
     pd.testing.assert_frame_equal(*summaries, rtol=1e-5, atol=1e-6)
     assert Counter(summaries[0].status) == {"done": 6, "failed": 1}
     assert summaries[0].error[6].startswith("HookPointError: Layer 9")
     rows = [pd.read_parquet(tmp_path / name / "sweep.parquet") for name in ("ray", "alone")]
     pd.testing.assert_frame_equal(*rows, rtol=1e-5, atol=1e-6)
-    left = [p for p in psutil.process_iter(["cmdline"]) if is_descendant(p, program.pid)]
+    left = [p for p in psutil.process_iter(["cmdline"]) if is_descendant(p, program.process.pid)]
     assert left == []
 
 
@@ -160,26 +145,15 @@ def test_workers_give_the_rows_of_one_process_though_one_is_killed_and_a_cell_fa
 def test_a_lost_machine_costs_its_cell_a_second_try_and_the_last_one_ends_the_sweep_with_one_error(
     tiny_llama_path: Path, tmp_path: Path
 ) -> None:
-    from tests.experiment.ray_machines import SEEN, cells_of
-
-    root, marks = PROGRAM.parents[2], tmp_path / "seen"
+    marks = tmp_path / "seen"
     marks.mkdir()
-    code = "import sys; from tests.experiment.ray_machines import main; main(*sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "sweep"), str(tiny_llama_path)],
-        cwd=root,
-        env={**psutil.Process().environ(), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", SEEN: str(marks)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    told = yaml.safe_load(done.stdout.splitlines()[-1])
-    assert any("was lost; its cell was given to another" in note for note in told["notes"]), told
-    assert told["error"].startswith("The Ray cluster has lost its machines"), told
-    assert "run the sweep again" in told["error"]
+    model = str(tiny_llama_path)
+    notes, error = start_forked(ray_machines.main, tmp_path / "sweep", marks, model).result(300)
+    assert any("was lost; its cell was given to another" in note for note in notes), notes
+    assert error.startswith("The Ray cluster has lost its machines"), error
+    assert "run the sweep again" in error
     kept = {path.stem for path in (tmp_path / "sweep").rglob("cells/sweep/*.parquet")}
-    result = run_sweep(cells_of(str(tiny_llama_path)), tmp_path / "sweep", check=SweepCheck(run=False))
+    result = run_sweep(ray_machines.cells_of(model), tmp_path / "sweep", check=SweepCheck(run=False))
     assert result.reused == len(kept) >= 1, "finished cells are kept, and not measured again"
     assert result.reused + result.measured == len(result.summary) == 8
-    assert str(8 - len(kept)) + " cells are not measured" in told["error"]
+    assert str(8 - len(kept)) + " cells are not measured" in error

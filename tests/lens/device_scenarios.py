@@ -1,11 +1,8 @@
 """What `test_devices.py` runs in a process of its own: models on simulated devices, beside the same on the CPU.
 
-`python -m tests.lens.device_scenarios DIRECTORY NAME …` saves tiny models in the directory and prints, as JSON, what
-each named scenario found; one that raised gives its traceback under "error". `SCENARIOS` has them all.
+`run_scenarios` saves tiny models in a directory and returns what each named scenario found, in numbers and texts.
 """
 
-import json
-import sys
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -62,7 +59,7 @@ _BUILDERS: dict[str, Callable[[Path], Path]] = {
 
 @dataclass(frozen=True)
 class Models:
-    """Loads each model on the CPU, and spread over devices."""
+    """Loads each model on the CPU, and spread over devices, once for all scenarios."""
 
     directory: Path
 
@@ -74,6 +71,7 @@ class Models:
     def on_cpu(self, name: str) -> sl.LensEngine:
         return self._engine(name, self._plain(name))
 
+    @cache  # noqa: B019
     def spread(self, name: str, n_devices: int, *, accelerate: bool = False) -> sl.LensEngine:
         """The model on `sim:0` … in equal parts; with accelerate, its hooks move what a module needs, as they do when
         a model is loaded with a device map.
@@ -330,8 +328,9 @@ SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {
 }
 
 
-def main(directory: str, *names: str) -> None:
-    models = Models(Path(directory))
+def run_scenarios(directory: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What each scenario found; one that raised gives its traceback under "error"."""
+    models = Models(directory)
     found: dict[str, Any] = {}
     for name in names:
         with simulated_devices() as log:
@@ -339,8 +338,4 @@ def main(directory: str, *names: str) -> None:
                 found[name] = COMPARED[name](models) if name in COMPARED else SCENARIOS[name](models, log)
             except Exception:
                 found[name] = {"error": traceback.format_exc()}
-    sys.stdout.write(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

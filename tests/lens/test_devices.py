@@ -3,17 +3,14 @@
 The devices are simulated, in a process of its own (see `tests/simulated_devices.py`); `test_two_gpus.py` has real ones.
 """
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import run_forked
+from tests.lens.device_scenarios import run_scenarios
 from tests.simulated_devices import AVAILABLE
 
-ROOT = Path(__file__).parents[2]
 SAME = [
     "two_devices_llama",
     "two_devices_gpt2",
@@ -38,10 +35,7 @@ pytestmark = [
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every scenario found."""
     names = [*SAME, *CLOSE, *COUNTED]
-    command = [sys.executable, "-m", "tests.lens.device_scenarios", str(tmp_path_factory.mktemp("devices")), *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_forked(run_scenarios, tmp_path_factory.mktemp("devices"), names)
 
 
 @pytest.fixture
@@ -85,7 +79,7 @@ def test_scores_and_activations_are_those_of_one_device(found: Any) -> None:
 
 
 def flat(value: Any) -> list[float]:
-    return [x for item in value for x in flat(item)] if isinstance(value, list) else [value]
+    return [x for item in value for x in flat(item)] if isinstance(value, list | tuple) else [value]
 
 
 # --- copies -------------------------------------------------------------------------------------------------------

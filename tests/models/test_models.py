@@ -25,6 +25,7 @@ from steerlab.models._gguf_file import kinds_of
 from tests.models.tiny_gguf import write_gguf
 
 ALIAS = "smollm2-135m"
+ROOT = Path(__file__).parents[2]
 CONVERT = [sys.executable, "-m", "steerlab.models", ALIAS]
 
 needs_package = pytest.mark.skipif(
@@ -50,17 +51,27 @@ def model_directory(tmp_path) -> Path:
     return directory
 
 
-# --- the real conversion, once: killed, then two at a time ---------------------------------------------------------
+# --- the packaged file: converted once; killed, then two at a time, with a small file in its place ------------------
 
 
 @pytest.fixture(scope="module")
-def killed_then_converted(tmp_path_factory):
+def small_package(tmp_path_factory, tiny_llama_path) -> Path:
+    """A folder for PYTHONPATH whose package holds a tiny model."""
+    package = tmp_path_factory.mktemp("packages") / conversion.PACKAGE
+    package.mkdir()
+    (package / "__init__.py").touch()
+    write_gguf(tiny_llama_path, package / "tiny.gguf")
+    return package.parent
+
+
+@pytest.fixture(scope="module")
+def killed_then_converted(tmp_path_factory, small_package):
     """A cache in which one conversion was killed halfway and two more then ran at the same time."""
     cache = tmp_path_factory.mktemp("cache")
-    environment = {**os.environ, "STEERLAB_CACHE": str(cache)}
+    environment = {**os.environ, "STEERLAB_CACHE": str(cache), "PYTHONPATH": f"{small_package}{os.pathsep}{ROOT}"}
     killed = subprocess.Popen(CONVERT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list(cache.glob("models/.*tmp-*")):  # made before the weights are read, which takes its time
+    while not list(cache.glob("models/.*tmp-*")):  # made before torch is imported, which takes its time
         assert time.monotonic() < deadline
         assert killed.poll() is None
         time.sleep(0.005)
@@ -76,8 +87,13 @@ def killed_then_converted(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def converted(killed_then_converted) -> Path:
-    return next(killed_then_converted[0].glob("models/smollm2*"))
+def converted(tmp_path_factory) -> Path:
+    """The packaged file's model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEERLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        model = resolve(ALIAS)
+    assert model.source == "package"
+    return model.path
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +131,10 @@ class TestConversion:
         left = [path.name for path in (cache / "models").iterdir() if path.is_dir()]
         assert left == ["smollm2-135m-r1"]
 
-    def test_one_of_them_did_the_work(self, killed_then_converted):
-        _, _, outputs, _ = killed_then_converted
+    def test_one_of_them_did_the_work(self, killed_then_converted, small_package):
+        cache, _, outputs, _ = killed_then_converted
+        marker = conversion.read_marker(next(cache.glob("models/smollm2*")))
+        assert marker["gguf"] == next(small_package.glob("*/*.gguf")).name
         assert sorted("de-quantizing" in err for _, err in outputs) == [False, True]
 
     def test_resolves_to_the_prepared_copy(self, converted, monkeypatch):

@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -8,6 +6,8 @@ import pytest
 from steerlab.core.errors import RunError
 from steerlab.scoring._journal import Journal, Record, TextDigest
 from steerlab.scoring.windows import stream_windows
+from tests.forked import run_forked
+from tests.scoring.other_processes import open_journal
 
 WHAT = {"text": "abc", "stride": 4}
 
@@ -78,11 +78,9 @@ def test_something_else_is_refused_with_what_differs(tmp_path):
 
 def test_two_processes_cannot_write_one_journal(tmp_path):
     path = filled(tmp_path / "run.journal")
-    code = f"from steerlab.scoring._journal import Journal\nJournal({str(path)!r}, {WHAT!r})"
-    with Journal(path, WHAT):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "in use by another process" in done.stderr
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with Journal(path, WHAT), pytest.raises(AssertionError, match="in use by another process"):
+        run_forked(open_journal, path, WHAT)
+    run_forked(open_journal, path, WHAT)
 
 
 def test_the_digest_is_of_the_text_whatever_the_windows():

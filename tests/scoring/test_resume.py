@@ -1,7 +1,3 @@
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -13,6 +9,8 @@ from steerlab.core.errors import InputError, PlanError, PromptError, RunError
 from steerlab.core.shipped import reference_text
 from steerlab.scoring import _pieces as pieces
 from steerlab.scoring._journal import Journal
+from tests.forked import start_forked
+from tests.scoring.other_processes import measure
 from tests.tiny_models import SENTENCES
 
 TEXT = " ".join(SENTENCES) * 2
@@ -166,20 +164,14 @@ def test_another_stream_is_refused_where_it_differs(tiny_llama_engine, tmp_path)
 
 def test_a_killed_process_resumes_to_the_same_number(tiny_llama_path, tiny_llama_engine, tmp_path):
     (tmp_path / "text.txt").write_text(LONG)
-    code = (
-        "import sys, time, torch\nfrom pathlib import Path\nimport steerlab as sl\ntorch.set_num_threads(1)\n"
-        "engine = sl.load(sys.argv[1], device='cpu')\nreal = engine.score\n"
-        "engine.score = lambda *a, **k: (time.sleep(0.05), real(*a, **k))[1]\n"
-        "sl.perplexity(engine, Path(sys.argv[2]), context_length=40, stride=20, batch_tokens=80, resume=sys.argv[3])\n"
-    )
     path = tmp_path / "run.journal"
-    process = subprocess.Popen([sys.executable, "-c", code, tiny_llama_path, tmp_path / "text.txt", path])
+    process = start_forked(measure, tiny_llama_path, tmp_path / "text.txt", path, SIZES).process
     empty = 1000
     while not (path.exists() and path.stat().st_size > empty):  # a few records
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     with Journal(path, _fingerprint_of(path)) as journal:
         n_done = sum(len(record.nlls) for record in journal.records)
     wanted = sl.perplexity(tiny_llama_engine, LONG, **SIZES)

@@ -3,6 +3,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerlab.sequences import BatchedSequences, SequenceProcessor
+from tests.forked import CONTEXT
 from tests.sequences import two_processes
 from tests.sequences.data_parallel import N_PROCESSES
 from tests.sequences.helpers import CharTokenizer, enumerable_model
@@ -17,7 +18,8 @@ def tokenizer(tiny_llama_path):
 def in_two_processes(tiny_llama_path, tmp_path_factory):
     """What each of two processes found under DistributedDataParallel, and of a sharded model."""
     directory = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(two_processes.run, (tiny_llama_path, directory), nprocs=N_PROCESSES)
+    options = {"nprocs": N_PROCESSES, "start_method": CONTEXT.get_start_method()}
+    torch.multiprocessing.start_processes(two_processes.run, (tiny_llama_path, directory), **options)
     return [torch.load(directory / f"rank{rank}.pt", weights_only=False) for rank in range(N_PROCESSES)]
 
 

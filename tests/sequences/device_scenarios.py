@@ -1,10 +1,8 @@
 """What `test_devices.py` runs in a process of its own: a model spread over simulated devices, beside it on the CPU.
 
-`python -m tests.sequences.device_scenarios DIRECTORY` saves tiny models there and prints what was found, as JSON.
+`run_scenarios` saves tiny models in a directory and returns what was found.
 """
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +81,8 @@ def measured(processor: SequenceProcessor, **options: Any) -> list[float]:
     return flat + diagnostics.steps_frame().drop(columns=["eos_prob"]).to_numpy(dtype=float).ravel().tolist()
 
 
-def main(directory: Path) -> None:
+def run_scenarios(directory: Path) -> dict[str, Any]:
+    """What was found, by model, number of devices and kind."""
     paths = {
         "llama": build_tiny_llama(directory / "llama"),
         "tied": build_tiny_llama(directory / "tied", tie_word_embeddings=True),
@@ -93,8 +92,4 @@ def main(directory: Path) -> None:
         results[name] = {"1": found(load(path), path)}
         with simulated_devices():
             results[name]["2"] = found(spread(path, 2), path)
-    sys.stdout.write(json.dumps(results) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return results

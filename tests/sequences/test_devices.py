@@ -4,17 +4,14 @@ The devices are simulated, in a process of its own; backward passes are not, so 
 `test_two_gpus.py` runs them.
 """
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.forked import run_forked
+from tests.sequences.device_scenarios import run_scenarios
 from tests.simulated_devices import AVAILABLE
 
-ROOT = Path(__file__).parents[2]
 SCORED = ["plain", "graph", "plan", "graph_and_plan", "override", "graph_and_override"]
 
 pytestmark = [
@@ -26,10 +23,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What was found, by model, number of devices and kind."""
-    command = [sys.executable, "-m", "tests.sequences.device_scenarios", str(tmp_path_factory.mktemp("devices"))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_forked(run_scenarios, tmp_path_factory.mktemp("devices"))
 
 
 @pytest.fixture(params=["llama", "tied"])

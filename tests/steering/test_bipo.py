@@ -184,8 +184,8 @@ def test_sentiment_moves_on_prompts_it_was_not_learned_from(lens_engine):
     path = shipped_vectors() / "sentiment" / "targets.jsonl"
     dev, test = (sl.Targets.from_jsonl(path, split=split) for split in ("dev", "test"))
     test = test.take(range(4))
-    learned_from = dev.take(range(6))
-    vector = sl.extract(lens_engine, learned_from, "bipo", layers=14, max_dose=0.1, steps=4, learning_rate=0.3)[14]
+    options = {"max_dose": 0.1, "steps": 4, "learning_rate": 0.3, "batch_size": 2}
+    vector = sl.extract(lens_engine, dev.take(range(6)), "bipo", layers=14, **options)[14]
     plan = sl.Plan(sl.add(vector, coef=1.0))
     margins = {}
     for scale in (-1.0, 0.0, 1.0):
