@@ -2,6 +2,7 @@ import warnings
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import steerlab as sl
 from steerlab._runtime.capturing import whole_prompt_hooks
@@ -48,3 +49,31 @@ def test_a_hook_does_not_see_a_condition_of_another_hook_point():
     elsewhere = sl.Plan(sl.add(V, coef=1.0, when=sl.when(V.at(0), above=-1.0)))
     with pytest.raises(PlanError, match="read at another hook point"):
         whole_prompt_hooks(elsewhere)
+
+
+@pytest.fixture
+def layers_run(monkeypatch):
+    """How many layers of a Llama have run."""
+    forward, ran = LlamaDecoderLayer.forward, []
+
+    def counted(self, *args, **kwargs):
+        ran.append(self)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", counted)
+    return ran
+
+
+def test_a_pass_ends_after_the_last_layer_that_is_read_or_edited(tiny_llama_engine, layers_run):
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    vector = sl.SteeringVector.from_tensor(torch.ones(64), layer=2)
+    later = sl.Plan(sl.add(vector, coef=1.0, where=sl.where.all()))
+    whole = {plan: tiny_llama_engine.capture(prompts, layers="all", plan=plan) for plan in (None, later)}
+    for plan, n_layers in ((None, 2), (later, 3)):
+        layers_run.clear()
+        read = tiny_llama_engine.capture(prompts, layers=[0, 1], plan=plan)
+        assert len(layers_run) == n_layers
+        assert read.receipts == whole[plan].receipts
+        for layer in (0, 1):
+            assert torch.equal(read[layer], whole[plan][layer])
+    assert tiny_llama_engine.logits(prompts[0]).isfinite().all()  # nothing of it is left on the model

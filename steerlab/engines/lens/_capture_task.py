@@ -1,6 +1,7 @@
 """One call of `capture`: batches of rows, run whole or generated, with their activations read on the way."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,14 @@ from steerlab.steering._run import PlanRun
 from steerlab.steering.positions._prompt_lookup import PromptContent, marks_for
 from steerlab.steering.positions._rows import RowPositions
 from steerlab.steering.positions._sets import Where
+
+
+class _PassEnded(Exception):
+    """Raised in a pass after the last layer that is edited or read: nobody looks at what the others would compute."""
+
+
+def _end_the_pass(value: Tensor, hook: Any = None) -> None:
+    raise _PassEnded
 
 
 @dataclass
@@ -90,7 +99,10 @@ class CaptureTask:
         hooks = plan_hooks(run) + capture.hooks()
         backend = exact_backend(self.bridge, hooks)
         rows = fresh_rows(backend.model, run, [len(prompt) for prompt in prompts], "step")
-        with backend.attached(hooks):
+        last = max(point.layer for point in (*self.points, *run.hook_points))
+        if backend.name == "fast" and last < self.bridge.cfg.n_layers - 1:
+            hooks.append((HookPoint(last, "resid_post").name, _end_the_pass))
+        with backend.attached(hooks), suppress(_PassEnded):
             rows.extend(*left_padded(prompts), keep=1)
         self.receipts.update(job_receipts(run, jobs, prompts, assigned.given_hash))
         return prompts

@@ -148,4 +148,3 @@ def _targets(node: ast.AST) -> list[ast.expr]:
         return [node.target]
     whole = node.targets if isinstance(node, ast.Assign) else []
     return [part for target in whole for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
-
