@@ -880,9 +880,15 @@ MUTANTS = [
     ),
     Mutant(
         "a module that was replaced is not noticed",
-        "any(original is None or _children(original) != children for original, children in originals)",
-        "False",
+        "        elif unwrapped(child) is not earlier():\n            return True",
+        "        elif unwrapped(child) is not earlier():\n            return False",
         "tests/lens/test_changed_model.py",
+    ),
+    Mutant(
+        "a large model's last values are not sampled",
+        "torch.linspace(0, len(values) - _PART, _PARTS",
+        "torch.linspace(0, len(values) - 2 * _PART, _PARTS",
+        "tests/lens/test_loading.py",
     ),
     Mutant(
         "the bridge drops out in training mode",
