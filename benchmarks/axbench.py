@@ -18,7 +18,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def main() -> None:
         done.append(rows)
         tables = tables_of(pd.concat(done, ignore_index=True), options.methods)
         for name, table in tables.items() if options.out is not None else ():
-            write_csv(options.out.with_name(f"{options.out.stem}{name}{options.out.suffix}"), table)
+            write_atomic(options.out.with_stem(f"{options.out.stem}{name}"), table.to_csv(index=False))
     for name in ("", "-pairs"):
         print(tables[name].to_string(index=False, float_format=lambda value: f"{value:.3f}"))
 
@@ -128,14 +127,6 @@ def named(model: str) -> str:
 def engine(model: str, **options: Any) -> Any:
     """A model, loaded once per process."""
     return sl.load(model, **{name: value for name, value in options.items() if value is not None})
-
-
-def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Writes a table, whole or not at all."""
-    buffer = StringIO()
-    table.to_csv(buffer, index=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, buffer.getvalue())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 import steerlab as sl
+from steerlab.core._files import write_atomic
 from steerlab.core.shipped import shipped_vectors
 
 LAYER = 14
@@ -95,7 +96,7 @@ def main() -> None:
     table = pd.DataFrame(rows)
     print(table.to_string(index=False, float_format="%.3g"))
     if arguments.out:
-        table.to_csv(arguments.out, index=False)
+        write_atomic(arguments.out, table.to_csv(index=False))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def main() -> None:
     with sl.load(options.model, **{name: value for name, value in load.items() if value is not None}) as engine:
         for kind, draw in asked(options):
             rows.append(measured(engine, kind, draw, options))
-            write_csv(options.out, pd.DataFrame(rows))
+            write_atomic(options.out, pd.DataFrame(rows).to_csv(index=False))
             print(line(rows[-1]), file=sys.stderr, flush=True)
     for row in rows:
         print(line(row))
@@ -203,14 +202,6 @@ def line(row: dict[str, Any]) -> str:
     slope = f"slope {row['slope']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
     size = f"margin {row['margin']:.2f}, detectable {row['detectable']:.2f}"
     return f"{row['kind']} {row['draw']}, layer {row['layer']}: {row['verdict']}, {slope}, {size}, ranks {ranks}"
-
-
-def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Writes a table, whole or not at all."""
-    buffer = StringIO()
-    table.to_csv(buffer, index=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, buffer.getvalue())
 
 
 if __name__ == "__main__":

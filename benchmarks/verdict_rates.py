@@ -26,6 +26,7 @@ import pandas as pd
 import scipy.stats
 
 from benchmarks.slope_tables import POSITIONS, Slopes, unit
+from steerlab.core._files import write_atomic
 from steerlab.experiment.measurements.effect._figures import Figures, design_of, margin_of
 from steerlab.experiment.measurements.effect._settings import EffectSettings
 from steerlab.experiment.measurements.effect._verdicts import judge
@@ -186,7 +187,7 @@ def main() -> None:
         found.append(counted(runs, kind, options.runs, options.seed))
         print(found[-1], file=sys.stderr, flush=True)
     table = pd.DataFrame(found)
-    table.to_csv(options.out, index=False)
+    write_atomic(options.out, table.to_csv(index=False))
     if options.plot is not None:
         draw_curves(table, options.plot)
     print_tables(table)
