@@ -54,9 +54,11 @@ def test_a_large_model_in_memory_is_identified_by_samples_of_every_parameter(lar
         weight.view(-1)[9] += 1.0  # between two samples
         assert parameters_hash(large) == before
         for parameter in large.parameters():
+            kept = parameter.clone()
             parameter.add_(1e-3)
             assert parameters_hash(large) != before
-            parameter.sub_(1e-3)
+            parameter.copy_(kept)
+        assert parameters_hash(large) == before
         weight.view(-1)[-1] += 1.0
     assert parameters_hash(large) != before
 
