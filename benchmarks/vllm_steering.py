@@ -107,16 +107,18 @@ def make_plugin_visible(directory: Path) -> None:
     """Lets vLLM's processes find the plugin also where steerlab is on the path but not installed."""
     if any(point.name == "steerlab" for point in entry_points(group="vllm.general_plugins")):
         return
-    info = directory / "steerlab_plugin-0.dist-info"
+    os.environ["PYTHONPATH"] = python_path_with_plugin(directory, "steerlab", "steerlab.engines.vllm._plugin")
+    sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)[:2]
+
+
+def python_path_with_plugin(directory: Path, name: str, module: str) -> str:
+    """A PYTHONPATH on which vLLM finds a module's `register` as a plugin, stated by metadata written to a directory."""
+    info = directory / f"{name}_plugin-0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steerlab-plugin\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nsteerlab = steerlab.engines.vllm._plugin:register\n"
-    )
-    package = Path(__file__).resolve().parent.parent
-    paths = [str(directory), str(package), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    sys.path[:0] = paths[:2]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {module}:register\n")
+    paths = [str(directory), str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, paths))
 
 
 def build_model(shape: str) -> Path:

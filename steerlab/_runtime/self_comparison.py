@@ -32,7 +32,8 @@ def found_out(model: Any, what: str, compare: Callable[[], T], *, weights: nn.Mo
         compare: makes it.
         weights: the module that holds the weights, where the model is none.
     """
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters_of(weights or model)}
+    root = model if weights is None else weights
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters_of(root)}
     said = sorted({f"{dtype} on {device.type}" for dtype, device in kinds})
     return remembered(model, f"{what}, {', '.join(said)}", compare)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,7 +63,7 @@ def _freeze_once():
 @contextmanager
 def set_up_vllm(*, in_process):
     """What vLLM reads of its surroundings."""
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as plugin:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         # an engine looks for garbage seven times, through all that is alive: only what was imported is spared that
         patch.setattr(gc, "unfreeze", lambda: None)
@@ -75,7 +75,6 @@ def set_up_vllm(*, in_process):
                 # vLLM looks at an architecture that is new to it in a process of its own, which imports vLLM again
                 patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda look: look())
         else:
-            plugin = stack.enter_context(tempfile.TemporaryDirectory())
             for name, value in forked.environment(Path(plugin)).items():
                 patch.setenv(name, value)
             patch.syspath_prepend(plugin)  # a spawned process has this one's path

@@ -6,6 +6,8 @@ By itself vLLM starts new ones there, each of which imports torch, Transformers 
 import os
 from pathlib import Path
 
+from benchmarks.vllm_steering import python_path_with_plugin
+
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 ASKED_BY = "STEERLAB_TESTS_PROCESS"
 
@@ -32,9 +34,4 @@ def environment(directory: Path) -> dict[str, str]:
     Args:
         directory: an empty one, for the plugin's metadata.
     """
-    info = directory / "steerlab_tests-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steerlab-tests\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nforked = {__name__}:register\n")
-    paths = [str(directory), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), ASKED_BY: str(os.getpid())}
+    return {"PYTHONPATH": python_path_with_plugin(directory, "forked", __name__), ASKED_BY: str(os.getpid())}

@@ -40,7 +40,7 @@ class UnhookedModel:
 
     def __init__(self, model: nn.Module) -> None:
         self._copies: dict[int, nn.Module] = {}
-        self._children: list[tuple[ReferenceType[nn.Module], list[ReferenceType[nn.Module] | None]]] = []
+        self._children: list[tuple[ReferenceType[nn.Module], tuple[int, ...]]] = []
         self._configs: dict[int, Any] = {}
         self.model: Any = self._copy(model).eval()
         share_lock(self.model, model)  # a call with other parameters puts them where both look
@@ -48,7 +48,8 @@ class UnhookedModel:
     @property
     def is_outdated(self) -> bool:
         """Whether a module of the model was replaced since, say by an adapter: this one still runs the old one."""
-        return any(_differ(reference(), children) for reference, children in self._children)
+        originals = ((reference(), children) for reference, children in self._children)
+        return any(original is None or _children(original) != children for original, children in originals)
 
     def of(self, module: nn.Module) -> nn.Module:
         """The counterpart here of a module or of the wrapper around it.
@@ -71,8 +72,7 @@ class UnhookedModel:
             made.__dict__ = {k: v for k, v in original.__dict__.items() if k not in _PLACEMENT_ENTRIES}
             made.__dict__ |= {name: OrderedDict() for name in _HOOK_REGISTRIES}
             self._copies[id(original)] = made
-            children = [None if child is None else ref(unwrapped(child)) for child in original._modules.values()]
-            self._children.append((ref(original), children))
+            self._children.append((ref(original), _children(original)))
             made._modules = {
                 name: child if child is None else self._copy(child)
                 for name, child in original._modules.items()
@@ -103,17 +103,9 @@ def shallow_copy(model: nn.Module) -> Any:
     return UnhookedModel(model).model
 
 
-def _differ(module: nn.Module | None, children: list[ReferenceType[nn.Module] | None]) -> bool:
-    """Whether a module is gone, or its own modules, without wrappers, are others than these."""
-    if module is None or len(module._modules) != len(children):
-        return True
-    for child, earlier in zip(module._modules.values(), children, strict=True):
-        if child is None or earlier is None:
-            if child is not earlier:
-                return True
-        elif unwrapped(child) is not earlier():
-            return True
-    return False
+def _children(module: nn.Module) -> tuple[int, ...]:
+    """Identities of a module's own modules, without wrappers."""
+    return tuple(0 if child is None else id(unwrapped(child)) for child in module._modules.values())
 
 
 def _is_hook_point(module: nn.Module | None) -> bool:
