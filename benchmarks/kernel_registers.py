@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from steerlab._kernels import attention, editing, elementwise, feeding, greedy, linear, rotary, steps, top_p
+from steerlab._kernels import attention, editing, elementwise, feeding, greedy, linear, matvec, rotary, steps, top_p
 
 DTYPES = ("fp32", "bf16", "fp16")
 _OF_EDITS = ("reads", "writes", "gates", "factors", "changes")
@@ -63,11 +63,17 @@ def decoding_variants():
     for dtype, has_bias in itertools.product(DTYPES[1:], (False, True)):
         for blocks, rows in itertools.product((linear._FEW, linear._MANY), (16, linear.MOST_ROWS)):
             sizes = {"ROWS": rows, "WIDTH": blocks.width, "DEPTH": blocks.depth, "STAGES": blocks.stages}
+            sizes["LINES_AHEAD"] = linear._lines_ahead(4096, blocks)
             yield linear._linear, dtype, {"HAS_BIAS": has_bias, "POLICY": blocks.policy} | sizes, blocks.warps
+    for dtype, depth in itertools.product(DTYPES[1:], (512, 2048, 4096, 14336)):
+        outputs, inner, warps = matvec.tile(depth)
+        yield matvec._matvec, dtype, {"HAS_BIAS": True, "WIDTH": outputs, "DEPTH": inner}, warps
     for dtype, has_mask, d_head in itertools.product(DTYPES[1:], (False, True), (64, 128, 256)):
-        sizes = {"GROUP": 16, "BLOCK": attention._BLOCK, "D_KEY": d_head, "D_VALUE": d_head}
+        sizes = {"GROUP": 16, "D_KEY": d_head, "D_VALUE": d_head}
         for is_whole in (False, True):
-            yield attention._attend, dtype, {"HAS_MASK": has_mask, "IS_WHOLE": is_whole} | sizes, attention._WARPS
+            flags = {"HAS_MASK": has_mask, "IS_WHOLE": is_whole}
+            for block, warps in (attention._SHORT, attention._LONG):
+                yield attention._attend, dtype, flags | sizes | {"BLOCK": block}, warps
     yield attention._join, "bf16", {"PARTS": 16, "D_VALUE": 128}, attention._JOIN_WARPS
     for dtype in DTYPES:
         yield rotary._rotate, dtype, {"HALF": 64}, rotary._WARPS
@@ -83,6 +89,8 @@ def decoding_variants():
 
 def assembled(kernel, dtype, constants, warps, capability) -> tuple[int, int]:
     """Registers per thread, and bytes spilled per thread."""
+    if "OVERLAPS" in kernel.arg_names:
+        constants = constants | {"OVERLAPS": capability >= 90}
     types = {name: argument_type(name, dtype) for name in kernel.arg_names if name not in constants}
     types |= {name: "constexpr" for name in constants}
     target = GPUTarget("cuda", capability, 32)

@@ -709,8 +709,8 @@ MUTANTS = [
     ),
     Mutant(
         "a program edits rows that have ended",
-        "own.copy_(torch.where(fed < 0, -1, index)[:, None])",
-        "own.copy_(torch.where(fed < -1, -1, index)[:, None])",
+        "self.indices.copy_(torch.where(fed < 0, -1, index)[:, None])",
+        "self.indices.copy_(torch.where(fed < -1, -1, index)[:, None])",
         "tests/lens/test_programs.py -k another_plan",
     ),
     Mutant(
@@ -745,7 +745,7 @@ MUTANTS = [
     ),
     Mutant(
         "a program is compared on few rows only",
-        "TRIED = ((1, 512), (17, CAPACITY_STEP), (33, CAPACITY_STEP))",
+        "TRIED = ((1, 512), (3, CAPACITY_STEP), (17, 512), (33, CAPACITY_STEP))",
         "TRIED = ((1, 512), (2, CAPACITY_STEP))",
         "tests/lens/test_programs.py -k every_way_of_the_kernels",
     ),
@@ -848,6 +848,12 @@ MUTANTS = [
         "tests/kernels/test_decoding_kernels.py -k agree_with_torch",
     ),
     Mutant(
+        "inputs beyond a row are read on a GPU",
+        "inside = inner < depth",
+        "inside = inner >= 0",
+        "tests/kernels/test_decoding_kernels.py -k agree_with_torch",
+    ),
+    Mutant(
         "NaN is no logit on a GPU",
         'x = tl.where(x != x, float("inf"), x)',
         "pass",
@@ -880,8 +886,8 @@ MUTANTS = [
     ),
     Mutant(
         "a module that was replaced is not noticed",
-        "any(original is None or _children(original) != children for original, children in originals)",
-        "False",
+        "if original is None or _children(original) != children:",
+        "if original is None:",
         "tests/lens/test_changed_model.py",
     ),
     Mutant(

@@ -15,9 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels
+from steerlab._kernels.overlap import overlapping, wait_for_previous
 
-_BLOCK, _LEAST_PART, _PROGRAMS = 64, 256, 132
-_WARPS, _JOIN_WARPS = 4, 2
+_LEAST_PART, _PROGRAMS, _JOIN_WARPS = 64, 132, 2
+_SHORT, _LONG = (64, 4), (128, 8)
+"""Slots that a program looks at together, and its warps: where its part of the cache is one such block, or more."""
 
 
 @triton.jit
@@ -52,8 +54,10 @@ def _attend(
     D_VALUE: tl.constexpr,
     HAS_MASK: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """The query heads of one key head in one row, over one part of the slots."""
+    wait_for_previous(OVERLAPS)
     row = (tl.program_id(0) // n_keys).to(tl.int64)
     shared = (tl.program_id(0) % n_keys).to(tl.int64)
     head = tl.arange(0, GROUP)
@@ -112,8 +116,9 @@ def _attend(
 
 
 @triton.jit
-def _join(parts, tops, sums, out, n_parts, d_value, PARTS: tl.constexpr, D_VALUE: tl.constexpr):
+def _join(parts, tops, sums, out, n_parts, d_value, PARTS: tl.constexpr, D_VALUE: tl.constexpr, OVERLAPS: tl.constexpr):
     """One head of one row, over the parts of its slots."""
+    wait_for_previous(OVERLAPS)
     head = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     outer = tl.arange(0, D_VALUE)
@@ -145,10 +150,11 @@ def can_attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None)
     )
 
 
-def _part(n_rows: int, n_keys: int, n_slots: int) -> int:
-    """Slots that one program looks at: all, unless there are many and few programs."""
+def _part(n_rows: int, n_keys: int, n_slots: int) -> tuple[int, int, int]:
+    """Slots that one program looks at, of which so many at once, and its warps: all slots, unless programs are few."""
     n_parts = max(1, min(-(-n_slots // _LEAST_PART), _PROGRAMS // (n_rows * n_keys)))
-    return -(-n_slots // (n_parts * _BLOCK)) * _BLOCK
+    block, warps = _SHORT if -(-n_slots // n_parts) <= _SHORT[0] else _LONG
+    return -(-n_slots // (n_parts * block)) * block, block, warps
 
 
 @torch.library.custom_op("steerlab::attend", mutates_args=())
@@ -168,7 +174,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
     """
     n_rows, n_heads, _, d_key = query.shape
     n_keys, n_slots, d_value = keys.shape[1], keys.shape[2], values.shape[3]
-    part = _part(n_rows, n_keys, n_slots)
+    part, block, warps = _part(n_rows, n_keys, n_slots)
     n_parts = -(-n_slots // part)
     out = query.new_empty(n_rows, 1, n_heads, d_value)
     is_whole = n_parts == 1
@@ -197,12 +203,13 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
         d_key,
         d_value,
         GROUP=max(16, triton.next_power_of_2(n_heads // n_keys)),
-        BLOCK=_BLOCK,
+        BLOCK=block,
         D_KEY=max(16, triton.next_power_of_2(d_key)),
         D_VALUE=max(16, triton.next_power_of_2(d_value)),
         HAS_MASK=mask is not None,
         IS_WHOLE=is_whole,
-        num_warps=_WARPS,
+        num_warps=warps,
+        **overlapping(query.device),
     )
     if not is_whole:
         _join[(n_rows * n_heads,)](
@@ -215,6 +222,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
             PARTS=triton.next_power_of_2(n_parts),
             D_VALUE=max(16, triton.next_power_of_2(d_value)),
             num_warps=_JOIN_WARPS,
+            **overlapping(query.device),
         )
     return out
 

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels
+from steerlab._kernels.overlap import overlapping, wait_for_previous
 
 _WIDEST, _WARPS = 16384, 8
 
@@ -15,9 +16,10 @@ _WIDEST, _WARPS = 16384, 8
 @triton.jit
 def _edit(
     stream, changed, reads, writes, gates, keeps, index, selected, factors, edited, changes, stride, n_terms, width,
-    n_columns, tiny, BLOCK: tl.constexpr,
+    n_columns, tiny, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row: h + f·Σ g(r·h + b)·w where it is selected, and by how much that changed it."""
+    wait_for_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.arange(0, BLOCK)
     inside = inner < width
@@ -106,5 +108,6 @@ def edit(
         torch.finfo(torch.float32).tiny,
         BLOCK=triton.next_power_of_2(width),
         num_warps=_WARPS,
+        **overlapping(stream.device),
     )
     return out

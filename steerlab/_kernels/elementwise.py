@@ -11,14 +11,19 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels
+from steerlab._kernels.overlap import overlapping, wait_for_previous
 
 _WIDEST, _BLOCK = 16384, 1024
 _NORM_WARPS, _GATE_WARPS, _WRITE_WARPS = 8, 4, 1
 
 
 @triton.jit
-def _norm(rows, added, weight, total, out, stride, added_row, width, eps, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr):
+def _norm(
+    rows, added, weight, total, out, stride, added_row, width, eps, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
     """One row, or the sum of two, over its root mean square, times a weight."""
+    wait_for_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.arange(0, BLOCK)
     inside = inner < width
@@ -34,8 +39,9 @@ def _norm(rows, added, weight, total, out, stride, added_row, width, eps, HAS_AD
 
 
 @triton.jit
-def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr):
+def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """A stretch of silu(gate) · value."""
+    wait_for_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = inner < width
@@ -49,9 +55,10 @@ def _gate(gate, value, out, gate_row, value_row, width, BLOCK: tl.constexpr):
 @triton.jit
 def _write(
     key, value, keys, values, slot, key_row, key_head, value_row, value_head, n_slots, n_heads, d_key, d_value,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One head's new key and value of one row, into the slot of its cache."""
+    wait_for_previous(OVERLAPS)
     row = (tl.program_id(0) // n_heads).to(tl.int64)
     head = (tl.program_id(0) % n_heads).to(tl.int64)
     place = (row * n_heads + head) * n_slots + tl.load(slot)
@@ -76,7 +83,18 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     block = triton.next_power_of_2(flat.shape[1])
     strides = flat.stride(0), flat.stride(0)
     _norm[(len(flat),)](
-        flat, flat, weight, out, out, *strides, flat.shape[1], eps, HAS_ADDED=False, BLOCK=block, num_warps=_NORM_WARPS
+        flat,
+        flat,
+        weight,
+        out,
+        out,
+        *strides,
+        flat.shape[1],
+        eps,
+        HAS_ADDED=False,
+        BLOCK=block,
+        num_warps=_NORM_WARPS,
+        **overlapping(flat.device),
     )
     return out.view(rows.shape)
 
@@ -106,6 +124,7 @@ def add_and_norm(rows: Tensor, added: Tensor, weight: Tensor, eps: float) -> tup
         HAS_ADDED=True,
         BLOCK=block,
         num_warps=_NORM_WARPS,
+        **overlapping(flat.device),
     )
     return total.view(rows.shape), out.view(rows.shape)
 
@@ -121,7 +140,15 @@ def silu_gate(gate: Tensor, value: Tensor) -> Tensor:
     rows, others = (x.reshape(-1, x.shape[-1]) for x in (gate, value))
     out = rows.new_empty(rows.shape)
     _gate[(len(rows), triton.cdiv(rows.shape[1], _BLOCK))](
-        rows, others, out, rows.stride(0), others.stride(0), rows.shape[1], BLOCK=_BLOCK, num_warps=_GATE_WARPS
+        rows,
+        others,
+        out,
+        rows.stride(0),
+        others.stride(0),
+        rows.shape[1],
+        BLOCK=_BLOCK,
+        num_warps=_GATE_WARPS,
+        **overlapping(rows.device),
     )
     return out.view(gate.shape)
 
@@ -158,4 +185,5 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot: Tensor
         d_value,
         BLOCK=triton.next_power_of_2(max(d_key, d_value)),
         num_warps=_WRITE_WARPS,
+        **overlapping(key.device),
     )

@@ -15,8 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels, shared_memory
+from steerlab._kernels.matvec import MATVEC_OUTPUTS, MATVEC_ROWS, MOST_WEIGHTS, divided, matvec, of_output
+from steerlab._kernels.overlap import LINE, ask_for, overlapping, wait_for_previous
 
-MOST_ROWS, MOST_WEIGHTS = 32, 3
+MOST_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Blocks:
         stages: how many blocks of inputs are under way at once, where memory suffices.
         warps: that compute a block.
         policy: what the cache does with weights once read: `evict_first`, or nothing of its own.
+        ahead: bytes of a block's weights that are asked for before its rows are there, where kernels overlap.
     """
 
     width: int
@@ -36,9 +39,10 @@ class Blocks:
     stages: int = 4
     warps: int = 2
     policy: str = ""
+    ahead: int = 1 << 15
 
 
-_FEW, _MANY, _MANY_OUTPUTS = Blocks(16, 512, 6), Blocks(64, 256, 3, 4), 6144
+_FEW, _MANY, _MANY_OUTPUTS = Blocks(16, 512, 4), Blocks(64, 256, 3, 4), 6144
 """Fastest on an H200 for few outputs, so that all processors work, and for many; from how many on they are many.
 
 `benchmarks/decode_linear.py` compares others.
@@ -66,20 +70,15 @@ def _linear(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     POLICY: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """One stretch of outputs, all of one weight."""
     first = tl.program_id(0) * WIDTH
-    weight = weight_1
-    bias = bias_1
-    place = first
-    if first >= first_3:
-        weight = weight_3
-        bias = bias_3
-        place = first - first_3
-    elif first >= first_2:
-        weight = weight_2
-        bias = bias_2
-        place = first - first_2
+    weight, bias, place = of_output(first, weight_1, weight_2, weight_3, bias_1, bias_2, bias_3, first_2, first_3)
+    if LINES_AHEAD:
+        ask_for(weight + place.to(tl.int64) * depth, depth, WIDTH, LINES_AHEAD)
+    wait_for_previous(OVERLAPS)
     row = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inner = tl.arange(0, DEPTH)
@@ -100,15 +99,16 @@ def _linear(
 
 def can_map(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
     """Whether one kernel can do it: half precision, few rows one after the other, whole blocks of each weight."""
-    sizes = [weight.shape for weight in weights]
+    n_rows = rows.numel() // rows.shape[-1]
+    width, depth = (MATVEC_OUTPUTS, 1) if n_rows <= MATVEC_ROWS else (_FEW.width, _FEW.depth)
     return (
         runs_kernels(rows)
         and rows.is_contiguous()
         and rows.dtype in (torch.bfloat16, torch.float16)
-        and rows.numel() // rows.shape[-1] <= MOST_ROWS
+        and n_rows <= MOST_ROWS
         and len(weights) <= MOST_WEIGHTS
         and all(w.dtype == rows.dtype and w.is_contiguous() and w.device == rows.device for w in weights)
-        and all(n % _FEW.width == 0 and depth % _FEW.depth == 0 and depth == rows.shape[-1] for n, depth in sizes)
+        and all(n % width == 0 and d % depth == 0 and d == rows.shape[-1] for n, d in (w.shape for w in weights))
         and len({bias is None for bias in biases}) == 1
     )
 
@@ -132,6 +132,8 @@ def linear_maps(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
 @torch.library.custom_op("steerlab::linear_maps", mutates_args=())
 @on_own_device
 def _mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+    if len(rows) <= MATVEC_ROWS:
+        return matvec(rows, weights, biases)
     return mapped(rows, weights, biases, blocks_for([len(weight) for weight in weights]))
 
 
@@ -149,16 +151,13 @@ def blocks_for(sizes: Sequence[int]) -> Blocks:
 def mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor], blocks: Blocks) -> Tensor:
     """What the maps give for rows [n, d_in], side by side: [n, outputs of all]; `biases` of all weights or of none."""
     n_rows, depth = rows.shape
-    sizes = [len(weight) for weight in weights]
-    out = rows.new_empty(n_rows, sum(sizes))
-    starts = [sum(sizes[:k]) for k in (1, 2)]  # that of a weight that is not there is the end
+    out, parts = divided(rows, weights, biases)
     lanes = max(16, triton.next_power_of_2(n_rows))
+    overlaps = overlapping(rows.device)
     _linear[(out.shape[1] // blocks.width,)](
         rows,
         out,
-        *_filled(weights, weights[0]),
-        *_filled(biases, rows),
-        *starts,
+        *parts,
         n_rows,
         depth,
         out.shape[1],
@@ -168,7 +167,9 @@ def mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor], blocks: Bl
         DEPTH=blocks.depth,
         STAGES=_stages(shared_memory(rows.device), lanes, blocks),
         POLICY=blocks.policy,
+        LINES_AHEAD=_lines_ahead(depth, blocks) if overlaps["OVERLAPS"] else 0,
         num_warps=blocks.warps,
+        **overlaps,
     )
     return out
 
@@ -178,5 +179,7 @@ def _stages(memory: int, rows: int, blocks: Blocks) -> int:
     return max(1, min(blocks.stages, memory // (2 * (rows + blocks.width) * blocks.depth)))
 
 
-def _filled(given: list[Tensor], otherwise: Tensor) -> list[Tensor]:
-    return [*given, *[otherwise] * (MOST_WEIGHTS - len(given))]
+def _lines_ahead(depth: int, blocks: Blocks) -> int:
+    """How many lines of each of a block's weights are asked for, a power of two."""
+    lines = min(2 * depth, blocks.ahead // blocks.width) // LINE
+    return 1 << (lines.bit_length() - 1) if lines else 0

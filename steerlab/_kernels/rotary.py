@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels
+from steerlab._kernels.overlap import overlapping, wait_for_previous
 
 _WARPS = 1
 
@@ -32,8 +33,10 @@ def _rotate(
     angle_row,
     half,
     HALF: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """One head of one row; queries first, then keys."""
+    wait_for_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     n_heads = tl.num_programs(1)
@@ -91,5 +94,6 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
         d_head // 2,
         HALF=triton.next_power_of_2(d_head // 2),
         num_warps=_WARPS,
+        **overlapping(query.device),
     )
     return out[:, :n_query], out[:, n_query:]

@@ -18,7 +18,8 @@ def modules_in(root: nn.Module) -> list[nn.Module]:
         module = waiting.pop()
         if module is not None and module not in found:
             found[module] = None
-            waiting.extend(reversed(module._modules.values()))
+            if module._modules:
+                waiting.extend(reversed(module._modules.values()))
     return list(found)
 
 
@@ -41,5 +42,7 @@ def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters of a model, each once, as `Module.parameters`."""
     found: dict[int, nn.Parameter] = {}
     for module in modules_in(model):
-        found |= {id(parameter): parameter for parameter in module._parameters.values() if parameter is not None}
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found[id(parameter)] = parameter
     yield from found.values()

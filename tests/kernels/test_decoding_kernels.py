@@ -39,13 +39,18 @@ def close(found, wanted, atol):
 
 sizes = (64, 32, 48)
 weights, biases = [random(n, 512) / 20 for n in sizes], [random(n) for n in sizes]
-for n_rows in (1, 5, 17):
+for n_rows in (1, 2, 5, 17):
     rows = random(n_rows, 1, 512)
     for added in (biases, [None] * 3):
         for n in (1, 2, 3):
             assert maps.can_map(rows, weights[:n], added[:n])
             for found, w, b in zip(maps.linear_maps(rows, weights[:n], added[:n]), weights, added):
                 close(found, linear(rows.float(), w.float(), None if b is None else b.float()), 1e-2)
+for depth, n_rows in ((40, 2), (1100, 1), (9000, 1)):  # one program's inputs need not be a power of two
+    few, others = random(n_rows, depth), [random(16, depth) / depth**0.5 for _ in range(2)]
+    assert maps.can_map(few, others, [None] * 2) and not maps.can_map(few.repeat(3, 1), others, [None] * 2)
+    for found, w in zip(maps.linear_maps(few, others, [None] * 2), others):
+        close(found, linear(few.float(), w.float()), 1e-2)
 assert not maps.can_map(random(33, 512), weights, biases)
 assert not maps.can_map(random(1, 512, dtype=torch.float32), weights, biases)
 assert not maps.can_map(rows, [random(40, 512)], [None])

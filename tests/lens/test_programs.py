@@ -410,14 +410,18 @@ def test_a_program_that_differs_for_some_sizes_only_is_refused(fresh_engine, mon
 
 def test_the_comparison_reaches_every_way_of_the_kernels():
     triton = pytest.importorskip("triton", reason="Triton is not installed here")
-    from steerlab._kernels import attention, linear
+    from steerlab._kernels import attention, linear, matvec
 
     def lanes(n_rows):
+        if n_rows <= matvec.MATVEC_ROWS:
+            return 0
         return max(16, triton.next_power_of_2(n_rows)) if n_rows <= linear.MOST_ROWS else None
 
     assert {lanes(n_rows) for n_rows, _ in program_rows.TRIED} == {lanes(n_rows) for n_rows in range(1, 200)}
     for n_keys in (1, 8, 64):
-        assert {attention._part(n_rows, n_keys, n) < n for n_rows, n in program_rows.TRIED} == {False, True}
+        found = [(attention._part(n_rows, n_keys, n), n) for n_rows, n in program_rows.TRIED]
+        assert {part < n for (part, _, _), n in found} == {False, True}
+        assert {(block, warps) for (_, block, warps), _ in found} == {attention._SHORT, attention._LONG}
 
 
 def test_the_comparison_leaves_no_program_behind(fresh_engine):

@@ -50,7 +50,7 @@ def test_copies_per_step(engines: tuple[sl.LensEngine, sl.LensEngine], layers: l
     plan, policy = plan_for(two, layers), sl.SamplingPolicy(temperature=0)
 
     def copies(steps: int) -> int:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
             two.generate([[5, 6, 7]], plan=plan, policy=policy, max_new_tokens=steps, engine="fast")
         return sum("PtoP" in event.name for event in profile.events())
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,38 @@ class ProgramFailedError(Exception):
         super().__init__(self.reason)
 
 
+class _Inputs(NamedTuple):
+    """What changes from step to step, on one device; those after the first read the indices only, for their edits.
+
+    Attributes:
+        tokens: that come next, shape [rows, 1].
+        indices: which generated token of its row each is, -1 for rows that have ended, shape [rows, 1].
+        counts: tokens that each row has run, shape [rows, 1].
+    """
+
+    tokens: Tensor
+    indices: Tensor
+    counts: Tensor
+
+    @classmethod
+    def zeros(cls, n_rows: int, device: torch.device) -> "_Inputs":
+        return cls(*torch.zeros(3, n_rows, 1, dtype=torch.long, device=device))
+
+    def feed(self, fed: Tensor, index: int, filled: Tensor | None) -> None:
+        """Takes each row's generated token of an index, and counts the step before, in the cache's slots too."""
+        ran = min(index, 1)
+        if filled is not None and runs_kernels(fed):
+            from steerlab._kernels.feeding import feed
+
+            feed(fed, self.tokens, self.indices, self.counts, filled, index, ran)
+            return
+        self.tokens.copy_(fed.clamp_min(0)[:, None])
+        self.indices.copy_(torch.where(fed < 0, -1, index)[:, None])
+        self.counts.add_(ran)
+        if filled is not None:
+            filled.add_(ran)
+
+
 class Program:
     """One decoding step with its tensors.
 
@@ -91,11 +123,10 @@ class Program:
         self.cache: Any = FixedCache(
             bridge.original_model.config.get_text_config(), key.capacity, writes_by_kernel=not key.is_compiled
         )
-        self.tokens = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
-        self.counts = torch.zeros(key.n_rows, 1, dtype=torch.long, device=self.device)
+        self._inputs = {device: _Inputs.zeros(key.n_rows, device) for device in self.devices}
+        self.tokens, self.counts = self._inputs[self.device].tokens, self._inputs[self.device].counts
         self.mask = torch.zeros(key.n_rows, key.capacity, dtype=torch.long, device=self.device)
         self.user: Callable[[], Any] = lambda: None
-        self._index = {d: torch.zeros(key.n_rows, 1, dtype=torch.long, device=d) for d in self.devices}
         self.buffers = {point: self._buffers_at(bridge, point, n_terms) for point, n_terms in key.edited}
         self._transfers = RecordedTransfers()
         self._blocks = [self.unhooked.of(block) for block in bridge.blocks]
@@ -116,7 +147,7 @@ class Program:
     def _buffers_at(self, bridge: Any, point: HookPoint, n_terms: tuple[int, ...]) -> EditBuffers:
         name = find_hook_point(bridge, point.name).name
         module = self.unhooked.of(plain_points(bridge)[name])
-        index = self._index[device_of(module) or self.device]
+        index = self._inputs[device_of(module) or self.device].indices
         sizes = self.key.n_rows, self.key.capacity, bridge.cfg.d_model
         buffers = EditBuffers(n_terms, *sizes, index, by_kernel=not self.key.is_compiled)
         install = install_input_hook if name.endswith("hook_in") else install_output_hook
@@ -138,19 +169,8 @@ class Program:
             fed: each row's generated token of this index, negative for rows that have ended, shape [rows].
             index: the first generated token is 0.
         """
-        own, filled, ran = self._index[self.device], self.cache.filled.get(self.device), min(index, 1)
-        if filled is not None and runs_kernels(fed):
-            from steerlab._kernels.feeding import feed
-
-            feed(fed, self.tokens, own, self.counts, filled, index, ran)
-        else:
-            self.tokens.copy_(fed.clamp_min(0)[:, None])
-            own.copy_(torch.where(fed < 0, -1, index)[:, None])
-            self.counts += ran
-            self.cache.advance(ran, self.device)
-        for device in self.devices[1:]:
-            self._index[device].copy_(own)
-            self.cache.advance(ran, device)
+        for device in self.devices:  # each by itself: the last one has drawn the tokens
+            self._inputs[device].feed(fed.to(device), index, self.cache.filled.get(device))
 
     @property
     def is_recorded(self) -> bool:

@@ -40,9 +40,9 @@ from steerlab.steering.vectors import SteeringVector
 CAPACITY_STEP = 64
 NO_MEMORY = "Memory did not suffice for the short comparison that comes before a model's first program"
 
-TRIED = ((1, 512), (17, CAPACITY_STEP), (33, CAPACITY_STEP))
-"""Rows and capacities of the comparison. Kernels compute up to 16 rows in one way, up to 32 in another, and leave more
-to torch; they divide the slots of a cache among processors if rows are few and slots many."""
+TRIED = ((1, 512), (3, CAPACITY_STEP), (17, 512), (33, CAPACITY_STEP))
+"""Rows and capacities of the comparison. Kernels compute up to 2, 16 and 32 rows each in a way of their own, and leave
+more to torch; they divide the slots of a cache among processors if rows are few and slots many."""
 
 _LONGEST, _STEPS, _POOL = 8, 3, 67
 """Of the comparison: tokens of its longest prompts, steps after them, and different tokens; a prime: rows differ."""
@@ -134,9 +134,9 @@ class ProgramRows:
     def step(self, tokens: Tensor) -> Tensor:
         """Runs one token per row; a negative id means that the row has ended."""
         program = self._own()
-        fed = tokens.to(self.device)
-        program.feed(fed, self._n_steps)
+        program.feed(tokens, self._n_steps)
         if program.buffers and not self._is_foreseen:
+            fed = tokens.to(self.device)
             positions = program.counts.masked_fill(fed[:, None] < 0, -1)
             ran = RowPositions(positions, self._lens, token_ids=fed.clamp_min(0)[:, None])
             self._place(self.run.begin(ran), self._n_steps)

@@ -40,7 +40,7 @@ class UnhookedModel:
 
     def __init__(self, model: nn.Module) -> None:
         self._copies: dict[int, nn.Module] = {}
-        self._children: list[tuple[ReferenceType[nn.Module], tuple[int, ...]]] = []
+        self._children: list[tuple[ReferenceType[nn.Module], list[int]]] = []
         self._configs: dict[int, Any] = {}
         self.model: Any = self._copy(model).eval()
         share_lock(self.model, model)  # a call with other parameters puts them where both look
@@ -48,8 +48,11 @@ class UnhookedModel:
     @property
     def is_outdated(self) -> bool:
         """Whether a module of the model was replaced since, say by an adapter: this one still runs the old one."""
-        originals = ((reference(), children) for reference, children in self._children)
-        return any(original is None or _children(original) != children for original, children in originals)
+        for reference, children in self._children:  # every call asks this several times, hence no generators
+            original = reference()
+            if original is None or _children(original) != children:
+                return True
+        return False
 
     def of(self, module: nn.Module) -> nn.Module:
         """The counterpart here of a module or of the wrapper around it.
@@ -103,9 +106,14 @@ def shallow_copy(model: nn.Module) -> Any:
     return UnhookedModel(model).model
 
 
-def _children(module: nn.Module) -> tuple[int, ...]:
+def _children(module: nn.Module) -> list[int]:
     """Identities of a module's own modules, without wrappers."""
-    return tuple(0 if child is None else id(unwrapped(child)) for child in module._modules.values())
+    found = []
+    for child in module._modules.values():
+        while child is not None and (inner := child._modules.get("_original_component")) is not None:
+            child = inner
+        found.append(id(child))
+    return found
 
 
 def _is_hook_point(module: nn.Module | None) -> bool:
