@@ -5,8 +5,8 @@
 
 Each figure is of a CUDA graph in which a norm and a map alternate, as in a program, each time with other weights of the
 same shape, more of them than the cache holds. So a map's time holds what a launch and the first reads cost, and the
-norm is in all figures alike. Bandwidth is that of the weights alone, beside that of a copy, which reads and writes.
-Candidates that a device cannot run are left out.
+norm is in all figures alike; kernels overlap as they do there. Bandwidth is that of the weights alone, beside that of a
+copy, which reads and writes. Candidates that a device cannot run are left out.
 """
 
 import argparse
@@ -20,11 +20,13 @@ import torch
 
 from steerlab._kernels.elementwise import rms_norm
 from steerlab._kernels.linear import Blocks, blocks_for, mapped
+from steerlab._kernels.matvec import MATVEC_ROWS, matvec
 from steerlab.core._files import write_atomic
 
 SHAPES = ("3072x2048", "2048x2048", "16384x2048", "2048x8192", "128256x2048")
 """Outputs × inputs of a Llama of 1 billion parameters: q, k and v; o; gate and up; down; head."""
 
+ONE_BY_ONE = "row by row, weights in registers"
 LEAST_BYTES, MOST_COPIES, REPLAYS = 400 << 20, 48, 15
 WIDTHS, DEPTHS, STAGES, WARPS = (8, 16, 32, 64), (128, 256, 512, 1024), (3, 4, 6), (1, 2, 4)
 
@@ -51,8 +53,9 @@ def of_shape(shape: str, batches: list[int], shown: int) -> Iterator[dict[str, o
     for batch in batches:
         rows = torch.randn(batch, depth, device="cuda", dtype=torch.bfloat16)
         times: dict[str, float] = {"torch": timed(lambda x, w: torch.nn.functional.linear(x, w), rows, weights)}
-        in_use = blocks_for([width])
-        for blocks in dict.fromkeys([in_use, *candidates(width, depth)]):
+        times[ONE_BY_ONE] = timed(lambda x, w: matvec(x, [w], []), rows, weights)
+        in_use = ONE_BY_ONE if batch <= MATVEC_ROWS else str(blocks_for([width]))
+        for blocks in dict.fromkeys([blocks_for([width]), *candidates(width, depth)]):
             try:
                 times[str(blocks)] = timed(lambda x, w, blocks=blocks: mapped(x, [w], [], blocks), rows, weights)
             except Exception as error:  # of a compiler, for want of registers or shared memory
@@ -60,9 +63,9 @@ def of_shape(shape: str, batches: list[int], shown: int) -> Iterator[dict[str, o
                 torch.cuda.synchronize()
         order = sorted(times, key=times.__getitem__)
         print(f"\n{shape}, batch {batch}: {len(order)} ways, {n_copies} weights")
-        for name in dict.fromkeys([*order[:shown], "torch", str(in_use)]):
+        for name in dict.fromkeys([*order[:shown], "torch", in_use]):
             rate = 2 * width * depth / times[name] / 1e6
-            note = "  (in use)" if name == str(in_use) else ""
+            note = "  (in use)" if name == in_use else ""
             print(f"{times[name]:9.2f} us {rate:6.2f} TB/s  {name}{note}", flush=True)
         yield {"shape": shape, "batch": batch, "microseconds": times}
 

@@ -63,7 +63,6 @@ def decoding_variants():
     for dtype, has_bias in itertools.product(DTYPES[1:], (False, True)):
         for blocks, rows in itertools.product((linear._FEW, linear._MANY), (16, linear.MOST_ROWS)):
             sizes = {"ROWS": rows, "WIDTH": blocks.width, "DEPTH": blocks.depth, "STAGES": blocks.stages}
-            sizes["LINES_AHEAD"] = linear._lines_ahead(4096, blocks)
             yield linear._linear, dtype, {"HAS_BIAS": has_bias, "POLICY": blocks.policy} | sizes, blocks.warps
     for dtype, depth in itertools.product(DTYPES[1:], (512, 2048, 4096, 14336)):
         outputs, inner, warps = matvec.tile(depth)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steerlab._kernels.availability import on_own_device, runs_kernels, shared_memory
 from steerlab._kernels.matvec import MATVEC_OUTPUTS, MATVEC_ROWS, MOST_WEIGHTS, divided, matvec, of_output
-from steerlab._kernels.overlap import LINE, ask_for, overlapping, wait_for_previous
+from steerlab._kernels.overlap import overlapping, wait_for_previous
 
 MOST_ROWS = 32
 
@@ -31,7 +31,6 @@ class Blocks:
         stages: how many blocks of inputs are under way at once, where memory suffices.
         warps: that compute a block.
         policy: what the cache does with weights once read: `evict_first`, or nothing of its own.
-        ahead: bytes of a block's weights that are asked for before its rows are there, where kernels overlap.
     """
 
     width: int
@@ -39,7 +38,6 @@ class Blocks:
     stages: int = 4
     warps: int = 2
     policy: str = ""
-    ahead: int = 1 << 15
 
 
 _FEW, _MANY, _MANY_OUTPUTS = Blocks(16, 512, 4), Blocks(64, 256, 3, 4), 6144
@@ -70,14 +68,11 @@ def _linear(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     POLICY: tl.constexpr,
-    LINES_AHEAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """One stretch of outputs, all of one weight."""
     first = tl.program_id(0) * WIDTH
     weight, bias, place = of_output(first, weight_1, weight_2, weight_3, bias_1, bias_2, bias_3, first_2, first_3)
-    if LINES_AHEAD:
-        ask_for(weight + place.to(tl.int64) * depth, depth, WIDTH, LINES_AHEAD)
     wait_for_previous(OVERLAPS)
     row = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
@@ -153,7 +148,6 @@ def mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor], blocks: Bl
     n_rows, depth = rows.shape
     out, parts = divided(rows, weights, biases)
     lanes = max(16, triton.next_power_of_2(n_rows))
-    overlaps = overlapping(rows.device)
     _linear[(out.shape[1] // blocks.width,)](
         rows,
         out,
@@ -167,9 +161,8 @@ def mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor], blocks: Bl
         DEPTH=blocks.depth,
         STAGES=_stages(shared_memory(rows.device), lanes, blocks),
         POLICY=blocks.policy,
-        LINES_AHEAD=_lines_ahead(depth, blocks) if overlaps["OVERLAPS"] else 0,
         num_warps=blocks.warps,
-        **overlaps,
+        **overlapping(rows.device),
     )
     return out
 
@@ -177,9 +170,3 @@ def mapped(rows: Tensor, weights: list[Tensor], biases: list[Tensor], blocks: Bl
 def _stages(memory: int, rows: int, blocks: Blocks) -> int:
     """How many blocks of inputs and weights, of two bytes a number, fit into a processor's memory at once."""
     return max(1, min(blocks.stages, memory // (2 * (rows + blocks.width) * blocks.depth)))
-
-
-def _lines_ahead(depth: int, blocks: Blocks) -> int:
-    """How many lines of each of a block's weights are asked for, a power of two."""
-    lines = min(2 * depth, blocks.ahead // blocks.width) // LINE
-    return 1 << (lines.bit_length() - 1) if lines else 0

@@ -1,7 +1,7 @@
 """Kernels that start while the one before them still runs: programmatic dependent launch, of Hopper GPUs and later.
 
 A pass over one token per row is a few hundred kernels of some microseconds each. Starting one after the other leaves
-the memory idle in between; a kernel that has started can ask for its weights while its rows are not there yet.
+the memory idle in between; a kernel that has started can read its weights while its rows are not there yet.
 
 Source:
     NVIDIA, CUDA C++ Programming Guide, section "Programmatic Dependent Launch and Synchronization".
@@ -15,11 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-LINE = 128
-"""Bytes that the cache reads at once."""
-
-_LINE = tl.constexpr(LINE)
-
 
 @triton.jit
 def wait_for_previous(OVERLAPS: tl.constexpr):
@@ -30,16 +25,6 @@ def wait_for_previous(OVERLAPS: tl.constexpr):
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def ask_for(start, stride, ROWS: tl.constexpr, LINES: tl.constexpr):
-    """Has the first lines of some rows brought into the cache that all processors share; does not wait for them."""
-    row = tl.arange(0, ROWS)[:, None].to(tl.int64) * stride
-    lines = (start + row).to(tl.pointer_type(tl.uint8)) + tl.arange(0, LINES)[None, :] * _LINE
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @functools.cache

@@ -213,7 +213,8 @@ def test_the_nucleus_uses_the_kernels_on_a_gpu():
     from steerlab.core.policy import SamplingPolicy
     from steerlab.measures.nucleus import nucleus
 
-    rows = torch.randn(8, 50000, device="cuda")
+    rows = torch.randn(8, 50000, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
     assert runs_kernels(rows)
-    inside = nucleus(rows, SamplingPolicy(top_p=0.9))
-    assert torch.equal(inside.cpu(), nucleus(rows.cpu(), SamplingPolicy(top_p=0.9)))
+    found, wanted = (nucleus(x, SamplingPolicy(top_p=0.9)).cpu() for x in (rows, rows.cpu()))
+    # the sort's running float32 sum may be off by as much as a few of the least tokens weigh
+    assert (found != wanted).sum(-1).max() <= 1 + 50000 // 2000

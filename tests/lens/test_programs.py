@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from transformers import DeepseekV4Config, FalconH1Config, Lfm2Config, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel, LlamaRotaryEmbedding
 
 import steerlab as sl
 from steerlab._runtime.model_state import state_of
@@ -356,7 +356,7 @@ def test_a_norm_of_another_formula_is_left_alone(monkeypatch, added):
     )
     norm = NarrowRMSNorm(added).to(torch.bfloat16)
     norm.register_forward_hook(lambda module, args, output: output[:, :, :1])  # of an edit, which takes [rows, 1, d]
-    fuse_between(norm)
+    fuse_between(norm, 64)
     assert ("forward" in norm.__dict__) == (added == 0)
 
 
@@ -366,8 +366,26 @@ def test_a_gate_of_another_activation_is_left_alone(activation):
     config = LlamaConfig(hidden_size=32, intermediate_size=64, hidden_act=activation)
     mlp = LlamaMLP(config).requires_grad_(False)
     mlp.gate_proj.weight.mul_(1e-3)  # where these functions are nearly the same
-    fuse_between(mlp)
+    fuse_between(mlp, 64)
     assert ("forward" in mlp.__dict__) == (activation == "silu")
+
+
+@pytest.mark.parametrize("kind", ["default", "llama3", "dynamic"])
+def test_angles_of_one_position_come_out_of_a_table(kind):
+    """But where the highest position of a pass changes the frequencies."""
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    more = {"llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, **more.get(kind, {})}
+    config = LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=0, vocab_size=8, rope_parameters=rope)
+    plain, model = LlamaRotaryEmbedding(config), LlamaModel(config).requires_grad_(False)
+    fuse_between(model, 40)
+    x, one, several = torch.empty(0), torch.tensor([[3], [39], [0]]), torch.tensor([[0, 1, 77]])
+    wanted = [plain(x, one), plain(x, several)]
+    for ours, right in zip([model.rotary_emb(x, position_ids=one), model.rotary_emb(x, several)], wanted, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.rotary_emb(x.half(), one), plain(x.half(), one), strict=True))
+    model.rotary_emb.inv_freq.zero_()
+    assert torch.equal(model.rotary_emb(x, one)[0], wanted[0][0]) == (kind != "dynamic")
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------

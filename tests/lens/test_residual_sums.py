@@ -40,7 +40,7 @@ def counting(name, function):
     return counted
 
 
-_fusing.fuse_between(model)
+_fusing.fuse_between(model, 64)
 elementwise.add_and_norm = counting("sums", elementwise.add_and_norm)
 elementwise.rms_norm = counting("norms", elementwise.rms_norm)
 torch.testing.assert_close(model(ids).logits, wanted, atol=1e-5, rtol=1e-5)

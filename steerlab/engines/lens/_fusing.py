@@ -17,6 +17,8 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 _COARSE = 2e-2  # two roundings in bfloat16
 _ROTARY = "apply_rotary_pos_emb"
+_FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
+"""Kinds whose frequencies no pass changes; `dynamic` and `longrope` look at the highest position."""
 
 
 def fuse_linears(model: nn.Module) -> None:
@@ -27,9 +29,11 @@ def fuse_linears(model: nn.Module) -> None:
             linear.__dict__["forward"] = together.forward_of(k)
 
 
-def fuse_between(model: nn.Module) -> None:
-    """Lets what lies between the linear maps of a model run in fewer kernels."""
+def fuse_between(model: nn.Module, n_positions: int) -> None:
+    """Lets what lies between the linear maps of a model run in fewer kernels; positions are below a number."""
     for module in model.modules():
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            _tabulate_angles(module, next(model.parameters()).dtype, n_positions)
         if type(module).__name__.endswith("RMSNorm"):
             _fuse_norm(module)
         if _has_rotary(module):
@@ -101,6 +105,26 @@ def _fuse_rotary(module: Any) -> None:
         made = types.FunctionType(forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__)
         made.__kwdefaults__ = forward.__kwdefaults__
         module.__dict__["forward"] = types.MethodType(made, module)
+
+
+def _tabulate_angles(module: Any, dtype: torch.dtype, n_positions: int) -> None:
+    """Cosines and sines of one position per row out of a table, where they depend on nothing else."""
+    forward, frequencies = type(module).forward.__get__(module), getattr(module, "inv_freq", None)
+    if getattr(module, "rope_type", None) not in _FIXED_ROTARY or not isinstance(frequencies, Tensor):
+        return
+    like = frequencies.new_empty(0, dtype=dtype)
+    table = torch.stack(forward(like, torch.arange(n_positions, device=like.device)[None])).squeeze(1)
+
+    def angles(x: Tensor, position_ids: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        is_one = position_ids.dim() == 2 and position_ids.shape[1] == 1
+        if options or not is_one or (x.dtype, x.device) != (table.dtype, table.device):
+            return forward(x, position_ids, **options)
+        cos, sin = table.index_select(1, position_ids[:, 0]).unsqueeze(2)
+        return cos, sin
+
+    some = torch.arange(n_positions - 1, -1, -1 - n_positions // 16, device=like.device)[:, None]
+    if all(torch.equal(a, b) for a, b in zip(forward(like, some), angles(like, some), strict=True)):
+        module.__dict__["forward"] = angles
 
 
 def _linears(model: nn.Module) -> Iterator[list[nn.Linear]]:

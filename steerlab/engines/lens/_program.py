@@ -139,7 +139,7 @@ class Program:
         if has_kernels:
             fuse_linears(self.unhooked.model)
         if has_kernels and not key.is_compiled:  # a compiler does this by itself
-            fuse_between(self.unhooked.model)
+            fuse_between(self.unhooked.model, key.capacity)
         self._compiled: Any = None
         if key.is_compiled:
             self._compiled = torch.compile(_with_unique_code(self._call_model), fullgraph=True, dynamic=False)
