@@ -65,7 +65,7 @@ class Experiment(Shown):
         seed: of controls, bootstrap and sampling.
         root: folder of the run directory; None keeps everything in memory.
         overwrite: start anew: at the first measurement, a run that lies there is removed.
-        **load_options: passed to `steerlab.load` or `steerlab.VLLMEngine`, e.g. dtype.
+        **load_options: passed to `steerlab.load` or `steerlab.VLLMEngine`, e.g. dtype; not with an engine.
 
     Raises:
         InputError: for a name that is no folder name, or an unknown backend.
