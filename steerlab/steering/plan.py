@@ -12,7 +12,7 @@ from steerlab.core._hook_points import HookPoint
 from steerlab.core._numbers import Number, as_number, shown
 from steerlab.core._warning import warn
 from steerlab.core.engine import Engine, ModelInfo
-from steerlab.core.errors import PlanError, VectorMismatchError
+from steerlab.core.errors import PlanError
 from steerlab.display import Facts, Piece, Shown, Table
 from steerlab.steering._finite_range import check_finite_range
 from steerlab.steering.conflicts import check_conflicts
@@ -25,7 +25,7 @@ from steerlab.steering.positions import schedule as schedules
 from steerlab.steering.positions import where as positions
 from steerlab.steering.positions._by_tokens import check_vocabulary, spell
 from steerlab.steering.positions.condition import Condition
-from steerlab.steering.vectors import SteeringVector, VectorCard
+from steerlab.steering.vectors import SteeringVector, VectorCard, check_width
 
 
 @runtime_checkable
@@ -67,7 +67,10 @@ class Plan(Shown):
     def __init__(self, *edits: Edit) -> None:
         for edit in edits:
             if not isinstance(edit, Edit):
-                raise PlanError(f"A plan is made of edits such as sl.add(v, dose=0.2), got {type(edit).__name__}.")
+                separately = "; pass them one by one, sl.Plan(*edits)" if isinstance(edit, list | tuple) else ""
+                raise PlanError(
+                    f"A plan is made of edits such as sl.add(v, dose=0.2), got {type(edit).__name__}{separately}."
+                )
             edit.vector.unit  # noqa: B018  a zero vector is refused here
         check_conflicts(edits)
         object.__setattr__(self, "edits", tuple(edits))
@@ -210,11 +213,7 @@ class Plan(Shown):
             probes = () if edit.when is None else tuple(leaf.probe for leaf in edit.when.leaves)
             for vector in (edit.vector, *probes):
                 vector.hook_point.check(info.n_layers)
-                if vector.d_model != info.d_model:
-                    raise VectorMismatchError(
-                        f"The vector for {vector.hook_point.name} has shape [{vector.d_model}], the residual stream of "
-                        f"{info.name} has [{info.d_model}]; extract it on this model."
-                    )
+                check_width(vector, info)
                 _warn_of_origin(vector, info)
             for name, other in edit.operator.others.items():
                 _warn_of_origin(other, info, f"the {name} of {edit.operator}", edit.hook_point)
