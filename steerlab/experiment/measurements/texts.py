@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from steerlab.core._files import warn_of_file_name
 from steerlab.core._text import PromptLike, as_prompts
 from steerlab.core.errors import DataError, InputError, RewardError
 from steerlab.core.shipped import neutral_text
@@ -23,6 +24,7 @@ def neutral_texts(texts: Sequence[PromptLike] | None) -> list[PromptLike]:
     """The texts given; paragraphs of shipped neutral prose if None."""
     if texts is None:
         return [paragraph for paragraph in neutral_text().split("\n\n") if paragraph.strip()]
+    warn_of_file_name(texts, "its paragraphs, pathlib.Path({name}).read_text().split('\\n\\n')")
     return as_prompts(texts)
 
 
