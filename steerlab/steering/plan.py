@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
 from steerlab.core._hashing import content_hash
 from steerlab.core._hook_points import HookPoint
 from steerlab.core._numbers import Number, as_number, shown
@@ -183,7 +185,12 @@ class Plan(Shown):
             median_norm: from layer and site to the stream's median norm, e.g. an engine's `median_norm`.
             weights_hash: of the model it will run on; a norm that came with a vector of other weights, or of weights
                 that its card does not state, is measured anew.
+
+        Raises:
+            PlanError: for something that cannot be called so.
         """
+        if not callable(median_norm):
+            raise PlanError(f"resolved takes engine.median_norm, got {type(median_norm).__name__}.")
 
         def open_dose(edit: Edit) -> bool:
             card = edit.vector.card
@@ -260,9 +267,11 @@ class Plan(Shown):
             engine: the engine whose model the hooks will run on.
 
         Raises:
-            PlanError: for an engine without such hooks (vLLM's model runs in other processes), or a condition that is
-                read at another hook point than its edit: one hook does not see it.
+            PlanError: for an engine without such hooks (vLLM's model runs in other processes), a model in place of its
+                engine, or a condition that is read at another hook point than its edit: one hook does not see it.
         """
+        if isinstance(engine, torch.nn.Module):
+            raise PlanError(f"hooks takes the engine, not its model: plan.hooks(engine); got {type(engine).__name__}.")
         if not isinstance(engine, HookedEngine):
             raise PlanError(
                 f"hooks are functions for the model of sl.load(…), and {type(engine).__name__} has no such model; pass "

@@ -185,6 +185,16 @@ CASES = {
         sl.PlanError,
         r"got list; pass them one by one, sl\.Plan\(\*edits\)",
     ),
+    "a model for its engine": (
+        lambda e, tmp: plan(ones()).hooks(e.model),
+        sl.PlanError,
+        r"plan\.hooks\(engine\); got TransformerBridge",
+    ),
+    "an engine for its norms": (
+        lambda e, tmp: plan(ones()).resolved(e),
+        sl.PlanError,
+        r"takes engine\.median_norm, got LensEngine",
+    ),
     "a set to project on": (
         lambda e, tmp: sl.show_tokens(e, "the cat", vector=sl.VectorSet((ones(),))),
         sl.InputError,
