@@ -17,7 +17,7 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the run directory.")] = Path("runs"),
     model: ModelOption = DEFAULT_MODEL,
     layer: Annotated[int, typer.Option(help="Layer to steer.")] = 14,
-    seed: Annotated[int, typer.Option(help="Of controls, bootstrap and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of controls and sampling.")] = 0,
     fast: Annotated[
         bool, typer.Option("--fast", help="Random directions as the only null, one layer, shorter samples.")
     ] = False,

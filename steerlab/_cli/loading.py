@@ -32,7 +32,7 @@ def make_plan(
                 raise sl.InputError(f"{option} needs --vector FILE, the vector to steer with.")
         return None
     if (dose is None) == (coef is None):
-        raise sl.InputError(f"--vector {vector} needs a strength: either --dose or --coef.")
+        raise sl.InputError(f"--vector {vector} needs one strength: either --dose or --coef.")
     return sl.Plan(sl.add(read_vector(vector, layer), dose=dose, coef=coef, where=where.where()))
 
 

@@ -27,7 +27,9 @@ def serve(
             metavar="FOLDER", help="Folder whose vector files requests can name; repeatable.", show_default=False
         ),
     ] = None,
-    max_directions: Annotated[int, typer.Option(help="Edits that one request may have at one layer.")] = 4,
+    max_directions: Annotated[
+        int, typer.Option(help="Directions that one request may have at a hook point; edits: twice as many.")
+    ] = 4,
     max_runs: Annotated[int, typer.Option(help="Separate runs of positions that one edit may act on.")] = 8,
     sites: Annotated[
         str,

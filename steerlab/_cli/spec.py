@@ -359,7 +359,7 @@ class ExperimentSpec(Section):
         dtype: of weights and activations.
         engine: further options of `steerlab.load` or `steerlab.VLLMEngine`. On vLLM, `layers` are by default those of
             the vectors, and all if a control needs another one.
-        seed: of controls, bootstrap and sampling.
+        seed: of controls and sampling.
         root: folder of run directories.
         selfcheck: whether steering does on this model what it says, before anything is measured.
         plan: the edit at scale 1.

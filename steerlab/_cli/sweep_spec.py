@@ -18,7 +18,7 @@ class GridSpec(Section):
 
     Attributes:
         models: aliases, directories or hub ids.
-        seeds: seeds of controls and bootstrap.
+        seeds: seeds of controls.
         vectors: names out of the base's `vectors`; by default all of them.
         methods: extraction methods.
         sites: where in a layer the vector is read and added.

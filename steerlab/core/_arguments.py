@@ -11,6 +11,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _POLICY: Final = {"policy": "policy=sl.SamplingPolicy({name}={value})"}
+_OF_PROCESSOR: Final = "the processor's config, sl.SequenceProcessor(…, config=sl.GenerationConfig({name}={value}))"
 _LENGTH: Final = {
     "max_new_tokens": "max_new_tokens=",
     "max_tokens": "max_tokens=",
@@ -31,7 +32,12 @@ _PLAN: Final = {
     "vector": "vector, the first argument",
 }
 _STOP: Final = {"stop": "stop=, strings; EOS ids end a row by themselves", "stop_token_ids": "stop_token_ids="}
-_PROMPTS: Final = {"prompts": "prompts, the first argument", "input_ids": "input_ids=", "prompt": "prompt="}
+_PROMPTS: Final = {
+    "prompts": "prompts, the first argument",
+    "input_ids": "input_ids=",
+    "prompt": "prompt=",
+    "neutral": "neutral=",
+}
 _LAYER: Final = {
     "layers": "layers=",
     "layer_name": "layer_name=, e.g. 'blocks.14.hook_resid_post'",
@@ -46,7 +52,9 @@ _WHERE: Final = {
 _DEVICES: Final = {"n_devices": "n_devices=, or sl.VLLMEngine(…, tensor_parallel_size=…)"}
 
 _HINTS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
-    ("temperature top_p top_k min_p repetition_penalty", _POLICY),
+    ("temperature top_p", _POLICY | {"G": _OF_PROCESSOR}),
+    ("top_k min_p repetition_penalty", _POLICY),
+    ("policy", {"G": "the processor's config, sl.SequenceProcessor(…, config=sl.GenerationConfig(top_p=…))"}),
     ("do_sample", {"policy": "policy=sl.SamplingPolicy.greedy() for do_sample=False"}),
     ("greedy", {"policy": "policy=sl.SamplingPolicy.greedy()", "do_sample": "do_sample=False"}),
     ("sampling_params generation_config", {"policy": "policy=sl.SamplingPolicy(…) and max_new_tokens="}),
@@ -68,6 +76,7 @@ _HINTS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     ("torch_dtype", {"dtype": "dtype="}),
     ("tensor_parallel_size num_gpus n_gpus", _DEVICES),
     ("model_name model_path model_id", {"model": "model, the first argument"}),
+    ("neutral neutral_texts", {"texts": "texts=", "neutral": "neutral="}),
     ("n_random random", {"controls": "controls=sl.Controls(random={value})"}),
     ("reward reward_function", {"reward_fn": "reward_fn="}),
     ("shuffled", {"controls": "controls=sl.Controls(shuffled={value})"}),

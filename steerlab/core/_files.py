@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steerlab.core._characters import check_whole
+from steerlab.core._warning import warn
 from steerlab.core.errors import DataError, InputError
 
 _CHUNK = 1 << 18
+_LONGEST_NAME = 4096
 _MARKS = {  # UTF-32's first: it begins with UTF-16's
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -35,6 +37,26 @@ def read_text(path: str | Path) -> str:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise _not_text(path, data[: error.start].decode(encoding, "replace"), error) from error
+
+
+def warn_of_file_name(text: object, instead: str) -> None:
+    """Warns of a text that is the name of a file here, whose content was perhaps meant.
+
+    Args:
+        text: what was given as a text.
+        instead: how to give the file's content, `{name}` in it for the name.
+    """
+    if not isinstance(text, str) or "\n" in text or len(text) > _LONGEST_NAME:
+        return
+    try:
+        is_file = Path(text).is_file()
+    except (OSError, ValueError):
+        return
+    if is_file:
+        warn(
+            f"{text!r} is taken as a text, and is also the name of a file. For what the file holds give "
+            f"{instead.format(name=repr(text))}."
+        )
 
 
 def read_chunks(path: str | Path) -> Iterator[str]:

@@ -118,7 +118,7 @@ def frame_rows(frame: Any) -> Iterator[PlacedRow]:
         DataError: if it is neither kind of frame, or has a column name twice.
     """
     if not hasattr(frame, "columns") or not (hasattr(frame, "to_dicts") or hasattr(frame, "to_dict")):
-        raise DataError(f"This is read from a pandas or polars frame, got {type(frame).__name__}.")
+        raise DataError(f"from_frame takes a pandas or polars frame, got {type(frame).__name__}.")
     names = list(frame.columns)
     if len(set(names)) < len(names):
         raise DataError(f"The frame has a column name twice: {names}.")
@@ -135,6 +135,8 @@ def placed_records(records: Iterable[Mapping[str, Any]]) -> Iterator[PlacedRow]:
     Raises:
         DataError: if it is no list of mappings.
     """
+    if hasattr(records, "columns"):
+        raise DataError(f"Records come as a list of dictionaries, got {type(records).__name__}; from_frame reads it.")
     if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
         raise DataError(f"Records come as a list of dictionaries, got {type(records).__name__}.")
     for index, row in enumerate(records):
@@ -151,10 +153,18 @@ def of_split(rows: Iterable[PlacedRow], split: str | None, source: object, what:
     Raises:
         DataError: if none is left.
     """
-    kept = [(place, row) for place, row in rows if split is None or row.get("split") == split]
+    every = list(rows)
+    kept = [(place, row) for place, row in every if split is None or row.get("split") == split]
     if not kept:
-        raise DataError(f"{source} holds no {what}" + (f" with split {split!r}." if split is not None else "."))
+        named = "" if split is None else f" with split {split!r}{_splits(every)}"
+        raise DataError(f"{source} holds no {what}{named}.")
     return kept
+
+
+def _splits(rows: Iterable[PlacedRow]) -> str:
+    """Which splits the rows have, for an error message."""
+    there = sorted({str(row["split"]) for _, row in rows if row.get("split") is not None})
+    return f"; its splits are {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
 
 
 def field(row: dict[str, Any], key: str, place: str) -> Any:

@@ -62,10 +62,10 @@ class Experiment(Shown):
         name: names the run directory.
         model: what `steerlab.load` takes; or an engine, which is used as it is.
         backend: `lens`, or `vllm` (then give `layers=`, those that plans edit).
-        seed: of controls, bootstrap and sampling.
+        seed: of controls and sampling.
         root: folder of the run directory; None keeps everything in memory.
         overwrite: start anew: at the first measurement, a run that lies there is removed.
-        **load_options: passed to `steerlab.load` or `steerlab.VLLMEngine`, e.g. dtype.
+        **load_options: passed to `steerlab.load` or `steerlab.VLLMEngine`, e.g. dtype; not with an engine.
 
     Raises:
         InputError: for a name that is no folder name, or an unknown backend.
@@ -121,7 +121,7 @@ class Experiment(Shown):
 
     @property
     def seed(self) -> int:
-        """Seed of controls, bootstrap and sampling."""
+        """Seed of controls and sampling."""
         return self._session.seed
 
     @property

@@ -19,7 +19,7 @@ from steerlab.steering.extraction.extract import read_pairs
 from steerlab.steering.plan import Plan
 from steerlab.steering.positions import where as positions
 from steerlab.steering.positions.where import WhereLike, as_where
-from steerlab.steering.vectors import SteeringVector, VectorSet
+from steerlab.steering.vectors import SteeringVector, VectorSet, check_width
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,8 @@ def project_text(
         u·h per token and layer, u the unit vector, h the stream at the vector's site.
 
     Raises:
-        InputError: for several texts, or a set without the layers asked for.
+        InputError: for several texts, something else than vectors, or a set without the layers asked for.
+        VectorMismatchError: for vectors of another width.
 
     Examples:
         >>> from steerlab.engines.toy import ToyEngine
@@ -102,6 +103,8 @@ def project_text(
     """
     if not is_prompt(text):
         raise InputError(f"project_text takes one text, chat messages or token ids, got {text!r:.60}.")
+    if not isinstance(vectors, SteeringVector | VectorSet):
+        raise InputError(f"project_text takes a SteeringVector or a VectorSet, got {type(vectors).__name__}.")
     units = _units(vectors, layers, engine)
     site = vectors.site if isinstance(vectors, SteeringVector) else vectors.by_layer[0].site
     ids = encode_prompt(engine.tokenizer, text, chat=chat, d_vocab=engine.info.d_vocab).token_ids
@@ -168,9 +171,14 @@ def project_pairs(
 
     Raises:
         DataError: if these are no contrast pairs.
+        InputError: for something else than one vector.
+        VectorMismatchError: for a vector of another width.
     """
     if not isinstance(pairs, ContrastPairs):
         raise DataError(f"project_pairs takes ContrastPairs, got {type(pairs).__name__}.")
+    if not isinstance(vector, SteeringVector):
+        raise InputError(f"project_pairs takes one SteeringVector, e.g. vectors[14]; got {type(vector).__name__}.")
+    check_width(vector, engine.info)
     card = vector.card
     own = positions.last_prompt() if card.read is None else positions.from_json(dict(card.read))
     where = as_where(read, own, argument="read")
@@ -183,6 +191,8 @@ def project_pairs(
 
 def _units(vectors: SteeringVector | VectorSet, layers: Any, engine: Engine) -> dict[int, torch.Tensor]:
     """The direction at each layer."""
+    for vector in [vectors] if isinstance(vectors, SteeringVector) else vectors.by_layer:
+        check_width(vector, engine.info)
     every = isinstance(layers, str) and layers == "all"
     if isinstance(vectors, SteeringVector):
         chosen = list(engine.traits.layers) if every else resolve_layers(layers, engine.info.n_layers)

@@ -16,7 +16,7 @@ from steerlab.measures.quantities import PolicyEntropy, Quantity, TokenLogProb
 from steerlab.scoring.divergence import divergence
 from steerlab.steering.explain import explain
 from steerlab.steering.plan import Plan
-from steerlab.steering.vectors import SteeringVector
+from steerlab.steering.vectors import SteeringVector, check_width
 
 Value = Literal["projection", "log_prob", "delta_log_prob", "entropy", "kl", "edited"]
 _LABELS: Final = {
@@ -59,6 +59,7 @@ def show_tokens(
 
     Raises:
         InputError: for an unknown value, or one that needs the vector or the plan.
+        VectorMismatchError: for a vector of another width.
         PromptError: for a text of a single token, of which nothing is predicted.
 
     Examples:
@@ -73,6 +74,7 @@ def show_tokens(
     ]
     if chosen == "projection":
         assert vector is not None
+        check_width(vector, engine.info)
         values = _projections(engine, encoded, vector, plan)
     elif chosen == "edited":
         assert plan is not None
@@ -106,8 +108,9 @@ def _chosen(value: str | None, vector: SteeringVector | None, plan: Plan | None)
     chosen = value or ("projection" if vector is not None else "delta_log_prob" if plan is not None else "log_prob")
     if chosen not in _LABELS:
         raise InputError(f"value is one of {', '.join(_LABELS)}; got {value!r}.")
-    if chosen == "projection" and vector is None:
-        raise InputError("A projection needs vector=, the direction to project on.")
+    if chosen == "projection" and not isinstance(vector, SteeringVector):
+        given = "" if vector is None else f" (a SteeringVector); got {type(vector).__name__}"
+        raise InputError(f"A projection needs vector=, the direction to project on{given}.")
     if chosen in ("delta_log_prob", "kl", "edited") and plan is None:
         raise InputError(f"{chosen} needs plan=, the plan whose effect is shown.")
     return chosen

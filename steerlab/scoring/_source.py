@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from steerlab.core._characters import check_whole
-from steerlab.core._files import read_chunks
+from steerlab.core._files import read_chunks, warn_of_file_name
 from steerlab.core._text import PromptLike, as_prompts, encode_prompt
 from steerlab.core.engine import Engine
 from steerlab.core.errors import PromptError
@@ -79,6 +79,7 @@ def open_source(engine: Engine, text: TextLike) -> Source:
         return _streamed(engine, text, None)
     if isinstance(text, str) and not text:
         raise PromptError(_EMPTY)
+    warn_of_file_name(text, "a path, pathlib.Path({name})")
     texts = as_prompts(text)
     if len(texts) > 1:
         raise PromptError(f"One text is scored at a time, got {len(texts)}; call once per text.")

@@ -111,6 +111,11 @@ def importance_weights(
 
 
 def _check_comparable(new: LogprobResults, old: LogprobResults) -> None:
+    for name, given in (("new", new), ("old", old)):
+        if not isinstance(given, LogprobResults):
+            raise InputError(
+                f"{name} is what processor.teacher_force_logprobs(sequences) gave, got {type(given).__name__}."
+            )
     if [[len(v) for v in row] for row in new.logprobs] != [[len(v) for v in row] for row in old.logprobs]:
         raise InputError("new and old are scores of different sequences: their lengths differ.")
     if new.policy != old.policy:

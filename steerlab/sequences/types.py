@@ -229,6 +229,11 @@ class BatchedSequences(Shown):
             >>> made.sequences.tolist(), made.attention_masks.tolist()
             ([[[5, 6, 1, 0]], [[0, 7, 2, 3]]], [[[1, 1, 1, 0]], [[0, 1, 1, 1]]])
         """
+        if not all(hasattr(response, "__len__") for row in response_ids for response in row):
+            raise InputError(
+                "response_ids is, per prompt, a list of responses, each of them a list of ids: [[[3, 4]]] for one "
+                f"prompt with one response; got {response_ids!r:.60}."
+            )
         sizes = {len(row) for row in response_ids}
         if len(prompt_ids) != len(response_ids) or len(sizes) != 1 or not all(map(len, prompt_ids)):
             raise InputError(

@@ -206,7 +206,8 @@ def _cards(data: bytes, path: str | Path) -> tuple[dict[str, dict], dict[str, st
     """The cards in a file's header, and the hashes if there are any; no tensor is read."""
     not_ours = VectorFileError(
         f"{path} is not a steerlab vector file, or it is truncated; write one with SteeringVector.save. "
-        "Tensors of another tool: SteeringVector.from_tensor(tensor, layer=…)."
+        "Files of other tools: VectorSet.from_gguf, VectorSet.from_torch; tensors: "
+        "SteeringVector.from_tensor(tensor, layer=…)."
     )
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):

@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
 from steerlab.core._hashing import content_hash
 from steerlab.core._hook_points import HookPoint
 from steerlab.core._numbers import Number, as_number, shown
 from steerlab.core._warning import warn
 from steerlab.core.engine import Engine, ModelInfo
-from steerlab.core.errors import PlanError, VectorMismatchError
+from steerlab.core.errors import PlanError
 from steerlab.display import Facts, Piece, Shown, Table
 from steerlab.steering._finite_range import check_finite_range
 from steerlab.steering.conflicts import check_conflicts
@@ -25,7 +27,7 @@ from steerlab.steering.positions import schedule as schedules
 from steerlab.steering.positions import where as positions
 from steerlab.steering.positions._by_tokens import check_vocabulary, spell
 from steerlab.steering.positions.condition import Condition
-from steerlab.steering.vectors import SteeringVector, VectorCard
+from steerlab.steering.vectors import SteeringVector, VectorCard, check_width
 
 
 @runtime_checkable
@@ -67,7 +69,10 @@ class Plan(Shown):
     def __init__(self, *edits: Edit) -> None:
         for edit in edits:
             if not isinstance(edit, Edit):
-                raise PlanError(f"A plan is made of edits such as sl.add(v, dose=0.2), got {type(edit).__name__}.")
+                separately = "; pass them one by one, sl.Plan(*edits)" if isinstance(edit, list | tuple) else ""
+                raise PlanError(
+                    f"A plan is made of edits such as sl.add(v, dose=0.2), got {type(edit).__name__}{separately}."
+                )
             edit.vector.unit  # noqa: B018  a zero vector is refused here
         check_conflicts(edits)
         object.__setattr__(self, "edits", tuple(edits))
@@ -180,7 +185,12 @@ class Plan(Shown):
             median_norm: from layer and site to the stream's median norm, e.g. an engine's `median_norm`.
             weights_hash: of the model it will run on; a norm that came with a vector of other weights, or of weights
                 that its card does not state, is measured anew.
+
+        Raises:
+            PlanError: for something that cannot be called so.
         """
+        if not callable(median_norm):
+            raise PlanError(f"resolved takes engine.median_norm, got {type(median_norm).__name__}.")
 
         def open_dose(edit: Edit) -> bool:
             card = edit.vector.card
@@ -210,11 +220,7 @@ class Plan(Shown):
             probes = () if edit.when is None else tuple(leaf.probe for leaf in edit.when.leaves)
             for vector in (edit.vector, *probes):
                 vector.hook_point.check(info.n_layers)
-                if vector.d_model != info.d_model:
-                    raise VectorMismatchError(
-                        f"The vector for {vector.hook_point.name} has shape [{vector.d_model}], the residual stream of "
-                        f"{info.name} has [{info.d_model}]; extract it on this model."
-                    )
+                check_width(vector, info)
                 _warn_of_origin(vector, info)
             for name, other in edit.operator.others.items():
                 _warn_of_origin(other, info, f"the {name} of {edit.operator}", edit.hook_point)
@@ -261,9 +267,11 @@ class Plan(Shown):
             engine: the engine whose model the hooks will run on.
 
         Raises:
-            PlanError: for an engine without such hooks (vLLM's model runs in other processes), or a condition that is
-                read at another hook point than its edit: one hook does not see it.
+            PlanError: for an engine without such hooks (vLLM's model runs in other processes), a model in place of its
+                engine, or a condition that is read at another hook point than its edit: one hook does not see it.
         """
+        if isinstance(engine, torch.nn.Module):
+            raise PlanError(f"hooks takes the engine, not its model: plan.hooks(engine); got {type(engine).__name__}.")
         if not isinstance(engine, HookedEngine):
             raise PlanError(
                 f"hooks are functions for the model of sl.load(…), and {type(engine).__name__} has no such model; pass "

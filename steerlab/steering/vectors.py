@@ -66,10 +66,13 @@ class SteeringVector(Shown):
         if row is None and (dtype == torch.bool or getattr(dtype, "is_complex", False)):
             raise VectorShapeError(f"A steering vector holds real numbers [d_model], got {dtype}; convert them first.")
         if row is None:
-            raise VectorShapeError(
-                f"A steering vector has shape [d_model], got {shape_of(self.values)}. (Indexing a [d_model] tensor "
-                "with [-1] gives one number; did you mean to index the positions?)"
+            several = len(getattr(self.values, "shape", ())) > 1
+            hint = (
+                "Choose one row of it, such as tensor[0]."
+                if several
+                else "(Indexing a [d_model] tensor with [-1] gives one number; did you mean to index the positions?)"
             )
+            raise VectorShapeError(f"A steering vector has shape [d_model], got {shape_of(self.values)}. {hint}")
         values = row.detach().to("cpu", torch.float32).clone().contiguous()
         if not torch.isfinite(values).all():
             raise VectorValueError(
@@ -286,7 +289,13 @@ class SteeringVector(Shown):
         return found[0]._remade(values, replace(card, name=name, method="mean"))
 
     def cosine(self, other: "SteeringVector") -> float:
-        """Cosine between two vectors."""
+        """Cosine between two vectors.
+
+        Raises:
+            VectorMismatchError: if they have different widths.
+        """
+        if other.d_model != self.d_model:
+            raise VectorMismatchError(f"Vectors of widths {self.d_model} and {other.d_model} have no cosine.")
         return float(self.unit @ other.unit)
 
     def top_tokens(self, engine: Engine, k: Integer = 10) -> Any:
@@ -326,6 +335,19 @@ class SteeringVector(Shown):
         return _above("files").load_one_vector(path)
 
 
+def check_width(vector: SteeringVector, info: ModelInfo) -> None:
+    """Checks that a vector is as wide as a model's stream.
+
+    Raises:
+        VectorMismatchError: if it is not.
+    """
+    if vector.d_model != info.d_model:
+        raise VectorMismatchError(
+            f"The vector for {vector.hook_point.name} has shape [{vector.d_model}], the residual stream of {info.name} "
+            f"has [{info.d_model}]; extract it on this model."
+        )
+
+
 def _term(vector: SteeringVector) -> str:
     """A vector's name as part of another's."""
     name = vector.name or "a vector"
@@ -347,6 +369,8 @@ class VectorSet(Shown, Mapping[int, SteeringVector]):
     origin: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.by_layer, SteeringVector):
+            raise VectorShapeError("A vector set is made of several vectors, (v,) for one; got a SteeringVector.")
         ordered = tuple(sorted(self.by_layer, key=lambda v: v.layer))
         if len({v.layer for v in ordered}) < len(ordered):
             raise HookPointError("A vector set holds one vector per layer; a layer appears twice.")

@@ -38,8 +38,8 @@ def test_bad_input_gets_one_sentence(steerlab, tmp_path, monkeypatch, arguments,
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        ((), "needs a strength: either --dose or --coef"),
-        (("--dose", "1", "--coef", "1"), "needs a strength: either --dose or --coef"),
+        ((), "needs one strength: either --dose or --coef"),
+        (("--dose", "1", "--coef", "1"), "needs one strength: either --dose or --coef"),
         (("--dose", "nan"), "dose is a finite number, got nan"),
         (("--dose", "1", "--layer", "3"), "There is no vector for layer 3; layers here: [1]."),
     ],

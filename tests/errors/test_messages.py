@@ -2,15 +2,26 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
 
 import steerlab as sl
 from steerlab.core._hook_points import HookPoint
+from steerlab.sequences import importance_weights
 
 
 def ones(width=64, layer=1, site="resid_post"):
     return sl.SteeringVector.from_tensor(torch.ones(width), layer=layer, site=site)
+
+
+def torch_file(folder):
+    torch.save({1: torch.ones(64)}, folder / "v.pt")
+    return folder / "v.pt"
+
+
+def sequences():
+    return sl.BatchedSequences.from_ids([[5]], [[[6]]])
 
 
 def plan(vector):
@@ -124,7 +135,96 @@ CASES = {
     "an unknown method": (
         lambda e, tmp: sl.extract(e, sl.ContrastPairs.from_lists(["a"], ["b"]), "magic"),
         sl.InputError,
-        "Unknown extraction method 'magic'",
+        "Unknown extraction method 'magic'.*mean_diff.*bipo, reft_r1, reps, loreft",
+    ),
+    "a list for pairs": (
+        lambda e, tmp: sl.extract(e, [("a", "b")]),
+        sl.DataError,
+        r"got list.*from_lists\(positives, negatives\)",
+    ),
+    "a number for a model": (lambda e, tmp: sl.load(3), sl.InputError, "a model's name or directory.*got 3"),
+    "nothing for a model": (lambda e, tmp: sl.load(None), sl.InputError, "a model's name or directory.*got None"),
+    "records for a frame": (
+        lambda e, tmp: sl.Targets.from_frame([{"prompt": "a"}]),
+        sl.DataError,
+        "from_frame takes a pandas or polars frame, got list",
+    ),
+    "a frame for records": (
+        lambda e, tmp: sl.Targets.from_records(pd.DataFrame({"prompt": ["a"]})),
+        sl.DataError,
+        "got DataFrame; from_frame reads it",
+    ),
+    "a split that is not there": (
+        lambda e, tmp: sl.shipped.pairs("sentiment", "training"),
+        sl.DataError,
+        "with split 'training'; its splits are dev, train",
+    ),
+    "several rows for a vector": (
+        lambda e, tmp: sl.SteeringVector.from_tensor(torch.ones(1, 64), layer=1),
+        sl.VectorShapeError,
+        r"got \(1, 64\). Choose one row",
+    ),
+    "one number for a vector": (
+        lambda e, tmp: sl.SteeringVector.from_tensor(torch.ones(()), layer=1),
+        sl.VectorShapeError,
+        r"got \(\). \(Indexing a \[d_model\] tensor",
+    ),
+    "a cosine of two widths": (
+        lambda e, tmp: ones().cosine(ones(width=8)),
+        sl.VectorMismatchError,
+        "widths 64 and 8 have no cosine",
+    ),
+    "a vector for a set": (lambda e, tmp: sl.VectorSet(ones()), sl.VectorShapeError, r"\(v,\) for one"),
+    "another tool's file": (
+        lambda e, tmp: sl.VectorSet.load(torch_file(tmp)),
+        sl.VectorFileError,
+        "not a steerlab vector file.*VectorSet.from_torch",
+    ),
+    "a list of edits": (
+        lambda e, tmp: sl.Plan([sl.ablate(ones())]),
+        sl.PlanError,
+        r"got list; pass them one by one, sl\.Plan\(\*edits\)",
+    ),
+    "a model for its engine": (
+        lambda e, tmp: plan(ones()).hooks(e.model),
+        sl.PlanError,
+        r"plan\.hooks\(engine\); got TransformerBridge",
+    ),
+    "an engine for its norms": (
+        lambda e, tmp: plan(ones()).resolved(e),
+        sl.PlanError,
+        r"takes engine\.median_norm, got LensEngine",
+    ),
+    "a set to project on": (
+        lambda e, tmp: sl.show_tokens(e, "the cat", vector=sl.VectorSet((ones(),))),
+        sl.InputError,
+        "vector=, the direction to project on.*got VectorSet",
+    ),
+    "a vector of another width to project on": (
+        lambda e, tmp: sl.show_tokens(e, "the cat", vector=ones(width=8)),
+        sl.VectorMismatchError,
+        r"has shape \[8\], the residual stream of .* has \[64\]",
+    ),
+    "a text on a vector of another width": (
+        lambda e, tmp: sl.project_text(e, "the cat", ones(width=8)),
+        sl.VectorMismatchError,
+        r"has shape \[8\]",
+    ),
+    "a text on a list": (lambda e, tmp: sl.project_text(e, "the cat", [ones()]), sl.InputError, "got list"),
+    "pairs on a set": (
+        lambda e, tmp: sl.project_pairs(e, sl.ContrastPairs.from_lists(["a"], ["b"]), sl.VectorSet((ones(),))),
+        sl.InputError,
+        "takes one SteeringVector.*got VectorSet",
+    ),
+    "responses without their list": (
+        lambda e, tmp: sl.BatchedSequences.from_ids([[5]], [[6, 7]]),
+        sl.InputError,
+        r"\[\[\[3, 4\]\]\] for one prompt",
+    ),
+    "sequences for their scores": (
+        lambda e, tmp: importance_weights(sequences(), sequences()),
+        sl.InputError,
+        "new is what processor.teacher_force_logprobs",
     ),
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steerlab.experiment._blocks import Folded, KeyFigures, Subsection, Table, Verdict
+from steerlab.experiment._blocks import Facts, Folded, KeyFigures, Subsection, Table, Verdict
 from steerlab.experiment._blocks.tables import MAX_ROWS, cell, table_of
 from steerlab.experiment._report import Material, document
 from steerlab.experiment._report.limits import limits
@@ -159,6 +159,14 @@ def test_what_was_done_counts_items_groups_doses_and_arms() -> None:
     text = blocks_of(make_effect([1.0, 2.0], nulls={"random": [0.1] * 19, "wrong_layer": [0.2]}))[1].text
     assert "run at dose −0.2, −0.1, 0, 0.1, 0.2 on 2 items in 2 groups" in text
     assert "19 × random directions, 1 × wrong layer" in text
+
+
+@pytest.mark.parametrize(("rule", "stated"), [(1, ("bootstrap draws", "500")), (2, ("intervals", "Student's t"))])
+def test_provenance_states_how_intervals_were_made(rule: int, stated: tuple[str, str]) -> None:
+    effect = make_effect([1.0, 2.0, 3.0], rule=rule)
+    sections = {section.title: section for section in document(Material("x", 0, effects=[effect])).sections}
+    facts = [pair for block in sections["Provenance"].blocks if isinstance(block, Facts) for pair in block.entries]
+    assert [pair for pair in facts if pair[0] in ("bootstrap draws", "intervals")] == [stated]
 
 
 def test_intervals_of_the_cost_stand_in_the_dose_table() -> None:

@@ -131,3 +131,47 @@ def test_a_schedule_of_zero_is_told_of_as_such(tiny_llama_engine: sl.LensEngine)
     plan = sl.Plan(sl.add(V, coef=1.0, schedule=sl.schedule.constant(0)))
     with pytest.warns(UserWarning, match="check its positions and its schedule"):
         tiny_llama_engine.generate(["the cat"], plan=plan, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dtype": "bfloat16", "device": "cpu"}, "dtype=, device= would be for a model .* runs already, in float32"),
+        ({"overwite": True}, "overwite="),
+        ({"backend": "vllm"}, "backend='vllm', but the engine given is one of 'lens'"),
+    ],
+    ids=["of loading", "misspelt", "backend"],
+)
+def test_options_of_loading_beside_an_engine(tiny_llama_engine: sl.LensEngine, options: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        sl.Experiment("x", tiny_llama_engine, root=None, **options)
+
+
+def test_a_backend_may_be_named_beside_its_engine(tiny_llama_engine: sl.LensEngine) -> None:
+    assert sl.Experiment("x", tiny_llama_engine, backend="lens", root=None).backend == "lens"
+
+
+NO_PLAN: Any = V
+NO_TARGETS: Any = ["the cat"]
+POLICY: Any = {"temperature": 0.7}
+PLAN = sl.Plan(sl.add(V, coef=1.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "told"),
+    [
+        (lambda x: x.effect(NO_PLAN, TARGETS, [0, 1]), PlanError, r"takes a Plan, got SteeringVector; wrap edits"),
+        (lambda x: x.transfer(NO_PLAN, TARGETS, [0, 1]), PlanError, r"takes a Plan, got SteeringVector; wrap edits"),
+        (lambda x: x.transfer(PLAN, TARGETS, [0, 1], engine="gpt2"), InputError, "engine is an engine, .* got 'gpt2'"),
+        (lambda x: x.score(None, NO_TARGETS), InputError, "targets is a Targets"),
+        (lambda x: x.select([V], [0.1], on=NO_TARGETS), InputError, "targets is a Targets"),
+        (lambda x: x.interaction(PLAN, PLAN, NO_TARGETS, doses_a=[0], doses_b=[0]), InputError, "targets is a Targets"),
+        (lambda x: x.entropy(PLAN, policy=POLICY), sl.PolicyError, "takes a SamplingPolicy"),
+        (lambda x: x.select([V], [0.1], on=DEV, policy=POLICY), sl.PolicyError, "takes a SamplingPolicy"),
+        (lambda x: x.generate(PLAN, ["the"], doses=[0], policy=POLICY), sl.PolicyError, "takes a SamplingPolicy"),
+        (lambda x: x.extract([("a", "b")], layers=[1]), DataError, "takes ContrastPairs or Targets, got list"),
+    ],
+)
+def test_arguments_of_another_kind(tiny_llama_engine: sl.LensEngine, call: Any, kind: type, told: str) -> None:
+    with pytest.raises(kind, match=told):
+        call(sl.Experiment("x", tiny_llama_engine, root=None))

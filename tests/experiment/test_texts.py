@@ -1,10 +1,11 @@
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from steerlab.core.errors import DataError, InputError, RewardError
-from steerlab.experiment.measurements.texts import judged, text_statistics, with_repetition
+from steerlab.core.errors import DataError, InputError, PromptError, RewardError
+from steerlab.experiment.measurements.texts import judged, neutral_texts, text_statistics, with_repetition
 
 
 def completions() -> pd.DataFrame:
@@ -87,3 +88,9 @@ def test_names_must_stay_the_same():
         judged(TEXTS, lambda prompt, text: {prompt: 1.0})
     with pytest.raises(InputError, match="function"):
         judged(TEXTS, "gpt")
+
+
+@pytest.mark.parametrize("given", [[], (), Path("neutral.txt")], ids=["a list", "a tuple", "a path"])
+def test_what_is_no_neutral_text(given):
+    with pytest.raises(PromptError, match=r"[Nn]eutral texts"):
+        neutral_texts(given)

@@ -14,7 +14,7 @@ from steerlab._runtime.self_comparison import is_out_of_memory
 from steerlab._runtime.sharding import is_distributed, is_sharded
 from steerlab._runtime.shared_weights import HoldsModel
 from steerlab.core._arguments import explains_arguments
-from steerlab.core._numbers import check_integer
+from steerlab.core._numbers import check_integer, shown
 from steerlab.core.errors import InputError, ModelNotFoundError
 from steerlab.engines.lens._placement import balanced_device_map
 from steerlab.engines.lens._unhooked_model import shallow_copy
@@ -59,13 +59,16 @@ def load(
     Examples:
         >>> engine = load("smollm2-135m")  # doctest: +SKIP
     """
-    if model is None:
-        raise InputError("load takes a model's name, a directory or a TransformerBridge, got None.")
     if isinstance(model, HoldsModel):
         return _share(model.plain_model(), tokenizer or model.tokenizer, batch_tokens)
     if hasattr(model, "get_output_embeddings") and not hasattr(model, "original_model"):
         return _share(model, tokenizer, batch_tokens)
     if not isinstance(model, str | Path):
+        if not hasattr(model, "original_model"):
+            raise InputError(
+                "load takes a model's name or directory, a Hugging Face causal language model, a SequenceProcessor, an "
+                f"engine or a TransformerBridge, got {shown(model)}."
+            )
         return LensEngine(model, tokenizer or _tokenizer_of(model), batch_tokens=batch_tokens)
     n_devices = _check_placement(device, n_devices, device_map)
     found = resolve(model, revision=revision)

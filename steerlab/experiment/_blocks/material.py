@@ -14,7 +14,7 @@ class Material:
 
     Args:
         name: of the experiment.
-        seed: of controls, bootstrap and sampling.
+        seed: of controls and sampling.
         used: vectors that results were measured with and that no vector set holds.
         token_texts: a row per token of one text: `token`, `base`, `steered` (log p in nats).
         layer_doses: a row per layer and dose: `layer`, `dose`, `value` (change of the metric). Maps of the selections

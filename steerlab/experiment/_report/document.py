@@ -9,6 +9,7 @@ from steerlab.experiment._blocks.findings import finding_sections
 from steerlab.experiment._blocks.material import Material
 from steerlab.experiment._report.limits import limits
 from steerlab.experiment._wording import metric_label
+from steerlab.experiment.measurements._interval_rule import STUDENT_T
 from steerlab.experiment.measurements._registry import MEASUREMENTS
 from steerlab.experiment.measurements.effect import Effect
 from steerlab.experiment.measurements.effect._section import verdict_sentence
@@ -78,13 +79,14 @@ def _provenance(m: Material) -> Section:
 
 def _effect_facts(effect: Effect) -> list[tuple[str, str]]:
     settings = effect.settings
+    intervals = {"bootstrap draws": settings.n_resamples} if settings.rule == 1 else {"intervals": STUDENT_T}
     return flat(
         {"plan": effect.plan_text, "plan hash": effect.plan_hash}
         | dict(effect.provenance)
         | {
             "vector hash": ", ".join(map(str, _vector_hashes(effect))),
             "metric": settings.metric,
-            "bootstrap draws": settings.n_resamples,
+            **intervals,
             "seed": settings.seed,
         }
     )

@@ -14,10 +14,19 @@ def resolved(session: Session, plan: Plan) -> Plan:
     Raises:
         PlanError: for something that is not a plan, or layers that vLLM was not started with.
     """
-    if not isinstance(plan, Plan):
-        raise PlanError(f"This takes a Plan, got {type(plan).__name__}; wrap edits in Plan().")
+    check_plan(plan)
     check_wired(session, plan)
     return plan.check(session.info).resolved(session.median_norm, session.info.weights_hash)
+
+
+def check_plan(plan: Any) -> None:
+    """Checks that this is a plan.
+
+    Raises:
+        PlanError: if it is not.
+    """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"This measurement takes a Plan, got {type(plan).__name__}; wrap edits in Plan().")
 
 
 def check_wired(session: Session, plan: Plan) -> None:

@@ -67,6 +67,8 @@ class Session:
         if not isinstance(model, str | Path | Engine):
             raise InputError(f"model is a name, a directory or an engine, got {type(model).__name__}.")
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
+        if self._engine is not None:
+            _check_unloaded(self._engine, backend, load_options)
         self.owns_engine = self._engine is None
         self.name = name
         self.backend = backend if self._engine is None else self._engine.traits.backend
@@ -391,6 +393,22 @@ def check_backend(backend: str) -> str:
     if backend not in BACKENDS:
         raise InputError(f"Unknown backend {backend!r}; there are: {', '.join(BACKENDS)}.")
     return backend
+
+
+def _check_unloaded(engine: Engine, backend: str, options: Mapping[str, Any]) -> None:
+    """Checks that nothing is stated of how to load an engine that runs already.
+
+    Raises:
+        InputError: otherwise; it would have no effect, and the run directory would state it.
+    """
+    if options:
+        raise InputError(
+            f"{', '.join(f'{name}=' for name in options)} would be for a model that the experiment loads; this engine "
+            f"runs already, in {engine.info.dtype}. Leave out what does not apply, or load the engine with it."
+        )
+    own = engine.traits.backend
+    if backend not in (BACKENDS[0], own):
+        raise InputError(f"backend={backend!r}, but the engine given is one of {own!r}; leave backend= out.")
 
 
 def _load(model: Any, backend: str, options: Mapping[str, Any]) -> Engine:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from steerlab.core._numbers import check_flag
 from steerlab.core.contrast_pairs import ContrastPairs
+from steerlab.core.errors import DataError
 from steerlab.core.targets import Targets
 from steerlab.experiment._blocks import Block, Folded, Plots, Section, Table
 from steerlab.experiment._blocks.findings import LONG_TABLE, numbered
@@ -39,6 +40,11 @@ def measure_vectors(
     options: Mapping[str, Any],
 ) -> VectorSet:
     """See `steerlab.experiment.Experiment.extract`."""
+    if not isinstance(pairs, ContrastPairs | Targets):
+        raise DataError(
+            f"An experiment takes ContrastPairs or Targets, got {type(pairs).__name__}; make them with "
+            "sl.ContrastPairs.from_lists(positives, negatives), say."
+        )
     where, chat = None if read is None else as_where(read, last_prompt(), argument="read"), check_flag(chat, "chat")
     options = {"name": run.session.name, "seed": run.session.seed} | dict(options)
     if "where" in options:

@@ -292,6 +292,7 @@ def _figures(base: Tensor, steered: Tensor, tokens: Tensor, policy: SamplingPoli
 
 def measure_entropy(run: Run, plan: Plan, texts: Sequence[PromptLike] | None, policy: SamplingPolicy) -> pd.DataFrame:
     """See `steerlab.experiment.Experiment.entropy`."""
+    SamplingPolicy.check(policy)
     run.session.open()
     neutral = neutral_texts(texts)
     own = None if texts is None else neutral

@@ -107,6 +107,7 @@ def measure_generations(
     judge: Judge | None,
 ) -> pd.DataFrame:
     """See `steerlab.experiment.Experiment.generate`."""
+    SamplingPolicy.check(policy)
     run_doses, found = check_doses(doses, at_least=1), as_prompts(prompts)
     max_new_tokens, n = check_integer(max_new_tokens, "max_new_tokens", least=0), check_integer(n, "n", least=1)
     run.session.open()

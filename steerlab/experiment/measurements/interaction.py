@@ -20,6 +20,7 @@ from steerlab.experiment._store.plans import resolved
 from steerlab.experiment._store.results import finding_kind
 from steerlab.experiment._store.run import Run
 from steerlab.experiment._wording import in_figures, metric_label, with_ends
+from steerlab.experiment.measurements._checks import check_targets
 from steerlab.experiment.measurements._item_values import item_values
 from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.metrics import Metric, find_metric, metric_identity
@@ -179,6 +180,7 @@ def measure_interaction(
 ) -> Interaction:
     """See `steerlab.experiment.Experiment.interaction`."""
     session = run.session
+    check_targets(targets)
     session.open()
     first, second = resolved(session, plan_a), resolved(session, plan_b)
     scales: dict[str, Any] = {

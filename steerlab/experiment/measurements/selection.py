@@ -29,6 +29,7 @@ from steerlab.experiment._store.results import finding_kind
 from steerlab.experiment._store.run import Run
 from steerlab.experiment._store.session import Session
 from steerlab.experiment._wording import in_figures
+from steerlab.experiment.measurements._checks import check_targets
 from steerlab.experiment.measurements._item_values import item_values
 from steerlab.experiment.measurements._measurement import Measurement
 from steerlab.experiment.measurements.cost import perplexity_ratio
@@ -124,11 +125,12 @@ class Selection(Shown):
 
     def __str__(self) -> str:
         edge = f"; at {' and '.join(self.edges)}, so a better one may lie beyond the grid" if self.edges else ""
-        bounds = ", ".join(f"{name} ≤ {bound:g}" for name, bound in self.subject_to.items()) or "no constraint"
+        bounds = ", ".join(f"{name} ≤ {bound:g}" for name, bound in self.subject_to.items())
+        satisfying = f"of which {int(self.table.satisfied.sum())} satisfy {bounds}" if bounds else "with no constraint"
         return (
             f"{self.vector_name} at layer {self.layer}, dose {self.dose:g}: "
-            f"{self.metric} {in_figures(self.gain, '+', 3)} on development items; best of {len(self.table)} tries, "
-            f"of which {int(self.table.satisfied.sum())} satisfy {bounds}{edge}"
+            f"{self.metric} {in_figures(self.gain, '+', 3)} on development items; best of "
+            f"{len(self.table)} {'tries' if len(self.table) != 1 else 'try'}, {satisfying}{edge}"
         )
 
 
@@ -243,6 +245,8 @@ def measure_selection(
 ) -> Selection:
     """See `steerlab.experiment.Experiment.select`; every try is a cell."""
     session = run.session
+    check_targets(on)
+    SamplingPolicy.check(policy)
     session.open()
     tries = list_tries(vectors, doses, layers=_layers(layers, session), make=make)
     neutral = neutral_texts(texts)

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from steerlab.core._files import warn_of_file_name
 from steerlab.core._text import PromptLike, as_prompts
-from steerlab.core.errors import DataError, InputError, RewardError
+from steerlab.core.errors import DataError, InputError, PromptError, RewardError
 from steerlab.core.shipped import neutral_text
 from steerlab.measures.texts import distinct_n, repeated_share
 
@@ -20,9 +22,18 @@ DISTINCT = (1, 2, 3)
 
 
 def neutral_texts(texts: Sequence[PromptLike] | None) -> list[PromptLike]:
-    """The texts given; paragraphs of shipped neutral prose if None."""
+    """The texts given; paragraphs of shipped neutral prose if None.
+
+    Raises:
+        PromptError: if there is none, or something else than texts.
+    """
     if texts is None:
         return [paragraph for paragraph in neutral_text().split("\n\n") if paragraph.strip()]
+    if isinstance(texts, list | tuple) and not texts:
+        raise PromptError("There are no neutral texts; pass at least one, or None for those of the package.")
+    if isinstance(texts, Path):
+        raise PromptError("Neutral texts are a list of strings; read the file: path.read_text().split('\\n\\n').")
+    warn_of_file_name(texts, "its paragraphs, pathlib.Path({name}).read_text().split('\\n\\n')")
     return as_prompts(texts)
 
 

@@ -10,8 +10,10 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from steerlab.core._numbers import shown
 from steerlab.core._warning import warn
 from steerlab.core.engine import Engine
+from steerlab.core.errors import InputError
 from steerlab.core.targets import Targets
 from steerlab.display import Facts, Piece, Remarks, Shown
 from steerlab.experiment._blocks import Block, Paragraph, Section, Subsection
@@ -19,6 +21,7 @@ from steerlab.experiment._blocks.material import Material
 from steerlab.experiment._blocks.tables import MISSING, cell, table_of
 from steerlab.experiment._store.cell_engine import cell_engine_for
 from steerlab.experiment._store.fingerprint import Fingerprint
+from steerlab.experiment._store.plans import check_plan
 from steerlab.experiment._store.results import finding_kind
 from steerlab.experiment._store.run import Run
 from steerlab.experiment._wording import metric_label, number, with_ends
@@ -191,6 +194,9 @@ def measure_transfer(
 ) -> Transfer:
     """See `steerlab.experiment.Experiment.transfer`."""
     session = run.session
+    check_plan(plan)
+    if not (engine is None or isinstance(engine, Engine)):
+        raise InputError(f"engine is an engine, e.g. sl.load(…), got {shown(engine)}.")
     session.open()
     used, doses = cell_engine_for(session, engine), check_doses(doses)
     run_by = session.engine_hash if engine is None else Fingerprint.of(engine, {}).hash

@@ -12,13 +12,13 @@ from steerlab.core._numbers import check_integer
 from steerlab.core._warning import warn
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
-from steerlab.core.errors import DataError, InputError, VectorMismatchError
+from steerlab.core.errors import DataError, InputError
 from steerlab.steering.extraction._pair_activations import PAIRS_PER_CHUNK, Reading, check_engine
 from steerlab.steering.extraction.estimators import METHODS, estimate
 from steerlab.steering.extraction.responses import Responses
 from steerlab.steering.positions import where as positions
 from steerlab.steering.vector_diagnostics import Diagnostics, LayerDiagnostics
-from steerlab.steering.vectors import SteeringVector, VectorSet
+from steerlab.steering.vectors import SteeringVector, VectorSet, check_width
 
 
 def diagnose(
@@ -112,11 +112,7 @@ def _engine(vectors: VectorSet, engine: Engine | None) -> Engine:
         raise InputError("These vectors remember no engine (it is gone, or they come from a file); pass engine=.")
     check_engine(found)
     for vector in vectors.values():
-        if vector.d_model != found.info.d_model:
-            raise VectorMismatchError(
-                f"The vector for {vector.hook_point.name} has shape [{vector.d_model}], the residual stream of "
-                f"{found.info.name} has [{found.info.d_model}]."
-            )
+        check_width(vector, found.info)
     return found
 
 

@@ -167,7 +167,7 @@ def check_method(method: str) -> str:
         InputError: otherwise; lists the known ones.
     """
     if method not in _METHODS:
-        raise InputError(f"Unknown extraction method {method!r}; known: {', '.join(METHODS)}, bipo.")
+        raise InputError(f"Unknown extraction method {method!r}; known: {', '.join(METHODS)}.")
     return method
 
 

@@ -25,7 +25,7 @@ class ServeOptions:
         model: alias, model directory or hub id.
         layers: layers to wire, as in `VLLMEngine`; None for a server that does not steer.
         vectors: folders whose vector files are offered.
-        max_directions: edits that one request may have at one layer.
+        max_directions: directions that one request may have at one hook point, as in `VLLMEngine`.
         max_runs: separate runs of positions that one edit may act on.
         sites: where in these layers, as in `VLLMEngine`.
         max_conditions: conditions that one request's plan may have.
