@@ -34,7 +34,7 @@ demo: base ## run a real steering experiment on a small model and write its repo
 
 test: setup ## run the whole test suite on two cores, vLLM tests included where vLLM can be installed
 	@rm -f $(VLLM_COUNT)
-	@STEERLAB_VLLM_COUNT_FILE=$(VLLM_COUNT) .venv/bin/python -m pytest -n $(WORKERS) --durations=40 $(PYTEST_ARGS); status=$$?; \
+	@STEERLAB_VLLM_COUNT_FILE=$(VLLM_COUNT) PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --durations=40 $(PYTEST_ARGS); status=$$?; \
 	echo "vLLM tests run: $$(cat $(VLLM_COUNT) 2>/dev/null || echo 0)"; exit $$status
 
 lint: setup ## ruff, pyright, import-linter

@@ -842,6 +842,12 @@ MUTANTS = [
         "tests/lens/test_programs.py -k spread_by_bytes",
     ),
     Mutant(
+        "a block of the vocabulary replaces those before it in the gradient",
+        "_add_product(summed, gradient, head.weight[place], is_first=place.start == 0)",
+        "_add_product(summed, gradient, head.weight[place], is_first=True)",
+        "tests/kernels/test_kernels.py -k heads",
+    ),
+    Mutant(
         "hidden slots are attended to on a GPU",
         "seen = seen & (tl.load(mask + row * mask_row + place * mask_slot, seen, 0) != 0)",
         "pass",

@@ -23,8 +23,11 @@ def main(folder: Path, models: Sequence[str]) -> tuple[int, Sequence[str]]:
 
 
 def prepare(**variables: str) -> None:
-    """Sets what the workers take over: one thread, the folder from which these tests are imported, and variables."""
+    """Sets what the workers take over: one thread, the folder from which these tests are imported, and variables.
+
+    By itself Ray gives its workers what other processes leave of the processor, such as the other tests.
+    """
     root = Path(__file__).parents[2]
     os.chdir(root)
-    os.environ.update(variables, PYTHONPATH=str(root), OMP_NUM_THREADS="1")
+    os.environ.update(variables, PYTHONPATH=str(root), OMP_NUM_THREADS="1", RAY_worker_niceness="0")
     torch.set_num_threads(1)

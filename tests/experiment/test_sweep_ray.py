@@ -1,5 +1,6 @@
 """Sweeps on Ray, with a real cluster of two workers on this machine."""
 
+import contextlib
 import importlib.util
 import sys
 import time
@@ -93,12 +94,12 @@ def kill_a_busy_worker(program: Forked, seconds: float = 240) -> int:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert program.process.is_alive(), program.result()
-        for process in psutil.process_iter(["pid", "cmdline"]):
-            line = " ".join(process.info["cmdline"] or ())
-            if line.startswith("ray::Worker.run") and is_descendant(process, program.process.pid):
-                process.kill()
-                return process.pid
-        time.sleep(0.02)
+        for process in psutil.Process(program.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if " ".join(process.cmdline()).startswith("ray::Worker.run"):
+                    process.kill()
+                    return process.pid
+        time.sleep(0.05)
     raise AssertionError("no worker was seen at work")
 
 

@@ -13,6 +13,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed here")
 
 EDGES = """
+import itertools
+
 import torch
 from steerlab.core.policy import SamplingPolicy
 from steerlab._kernels.top_p import top_p_edges_on_gpu
@@ -20,34 +22,36 @@ from steerlab.measures.nucleus import _edges_by_sort, up_to_edge
 
 DEVICE = "{device}"
 torch.manual_seed(0)
-for width in {widths}:
-    for scale in (0.01, 1.0, 5.0, 30.0):
-        for top_p in {top_ps}:
-            rows = torch.randn({n_rows}, width, device=DEVICE) * scale
-            if scale == 5.0:
-                rows = rows.round()  # ties
-            if scale == 30.0:
-                rows[:, ::3] = -torch.inf
-            rows[0] -= 40
-            rows[1] += 1e4 if scale < 30 else 0
-            found = top_p_edges_on_gpu(rows, top_p)
-            expected = _edges_by_sort(rows, SamplingPolicy(top_p=top_p))
-            sizes = [up_to_edge(rows, edges).sum(-1) for edges in (found, expected)]
-            # the sort's running float32 sum may be off by as much as a few of the least tokens weigh
-            allowed = 0 if DEVICE == "cpu" else 1 + rows.shape[1] // 2000
-            assert ((sizes[0] - sizes[1]).abs() <= allowed).all(), (width, scale, top_p, sizes)
-for dtype in (torch.float16, torch.bfloat16):
-    for width in {widths}:
-        for temperature, top_p in ((1, 0.9), (0.6, 0.95), (1.7, 0.5)):
-            rows = (torch.randn({n_rows}, width, device=DEVICE) * 3).to(dtype)
-            rows[0] *= 0.01
-            rows[1, 1:] = -torch.inf
-            policy = SamplingPolicy(top_p=top_p, temperature=temperature)
-            found = top_p_edges_on_gpu(rows, top_p, temperature)
-            scaled = rows.float() / temperature
-            sizes = [up_to_edge(scaled, edges).sum(-1) for edges in (found, _edges_by_sort(scaled, policy))]
-            allowed = 0 if DEVICE == "cpu" else 1 + width // 2000
-            assert ((sizes[0] - sizes[1]).abs() <= allowed).all(), (dtype, width, temperature, top_p, sizes)
+cases = list(itertools.product({widths}, (0.01, 1.0, 5.0, 30.0), {top_ps}))
+if DEVICE == "cpu":  # slowly, hence a half in which each value still meets each other one
+    cases = [case for k, case in enumerate(cases) if k.bit_count() % 2 == 0]
+for width, scale, top_p in cases:
+    rows = torch.randn({n_rows}, width, device=DEVICE) * scale
+    if scale == 5.0:
+        rows = rows.round()  # ties
+    if scale == 30.0:
+        rows[:, ::3] = -torch.inf
+    rows[0] -= 40
+    rows[1] += 1e4 if scale < 30 else 0
+    found = top_p_edges_on_gpu(rows, top_p)
+    expected = _edges_by_sort(rows, SamplingPolicy(top_p=top_p))
+    sizes = [up_to_edge(rows, edges).sum(-1) for edges in (found, expected)]
+    # the sort's running float32 sum may be off by as much as a few of the least tokens weigh
+    allowed = 0 if DEVICE == "cpu" else 1 + rows.shape[1] // 2000
+    assert ((sizes[0] - sizes[1]).abs() <= allowed).all(), (width, scale, top_p, sizes)
+cases = list(itertools.product((torch.float16, torch.bfloat16), ((1, 0.9), (0.6, 0.95), (1.7, 0.5)), {widths}))
+if DEVICE == "cpu":
+    cases = [case for k, case in enumerate(cases) if k.bit_count() % 2 == 0]
+for dtype, (temperature, top_p), width in cases:
+    rows = (torch.randn({n_rows}, width, device=DEVICE) * 3).to(dtype)
+    rows[0] *= 0.01
+    rows[1, 1:] = -torch.inf
+    policy = SamplingPolicy(top_p=top_p, temperature=temperature)
+    found = top_p_edges_on_gpu(rows, top_p, temperature)
+    scaled = rows.float() / temperature
+    sizes = [up_to_edge(scaled, edges).sum(-1) for edges in (found, _edges_by_sort(scaled, policy))]
+    allowed = 0 if DEVICE == "cpu" else 1 + width // 2000
+    assert ((sizes[0] - sizes[1]).abs() <= allowed).all(), (dtype, width, temperature, top_p, sizes)
 zeros = torch.tensor([[0.0, -0.0, 0.0, -0.0, -9.0]], device=DEVICE)
 assert top_p_edges_on_gpu(zeros, 0.6).tolist() == [2]
 assert top_p_edges_on_gpu(zeros, 0.2).tolist() == [0]
@@ -115,6 +119,8 @@ transforms = (LogitTransform(), LogitTransform(multiplier=2.0, softcap=8.0), Log
 policies = ((1, 1, 0), (0.7, 1, 0), (0.7, 0.9, 0), (1, 0.5, 0), (2, 0.8, 7), (0, 1, 0))
 cases = [(transforms[0], policy, rows) for policy in policies for rows in (2, 100)]
 cases += [(transform, policy, 100) for transform in transforms[1:] for policy in policies[1:3]]
+if DEVICE == "cpu":  # slowly, hence a half in which each value is, and a bias with both numbers of rows
+    cases = [case for k, case in enumerate(cases) if k.bit_count() % 2 == 1]
 for transform, (temperature, top_p, top_k), backward_rows in cases:
     fused_head.BACKWARD_ROWS = backward_rows
     spec = HeadSpec(transform, SamplingPolicy(temperature=temperature, top_p=top_p, top_k=top_k))
@@ -169,7 +175,7 @@ def interpreted() -> str:
     programs = [
         EDGES.format(device="cpu", widths=(5, 1500), top_ps=(0.3, 0.999), n_rows=3),
         STEPS.format(device="cpu", widths=(300, 2500)),
-        HEADS.format(device="cpu", dtype="float32", n_rows=6, width=50, tolerances=(2e-5, 2e-5)),
+        HEADS.format(device="cpu", dtype="float32", n_rows=6, width=200, tolerances=(2e-5, 2e-5)),
         STATES.format(device="cpu"),
     ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

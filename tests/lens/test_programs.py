@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch._inductor.config
 from torch._dynamo.utils import counters
 from transformers import DeepseekV4Config, FalconH1Config, Lfm2Config, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel, LlamaRotaryEmbedding
@@ -26,7 +27,7 @@ from steerlab.engines.lens._placement import balanced
 from steerlab.engines.lens._recording import NoReadback, Recording
 from steerlab.measures._rounding import Rounding
 from tests.lens.helpers import PROMPTS, random_vector
-from tests.tiny_models import build_tiny_family
+from tests.tiny_models import build_tiny_family, build_tiny_llama
 
 GREEDY = sl.SamplingPolicy.greedy()
 NEW = 9
@@ -44,9 +45,9 @@ def programs(engine):
     return dict(state_of(engine.model).known["programs"])
 
 
-def plan_of(engine, kind, scale=1.0, seed=0):
-    """Two edits at layer 1 and one at layer 2, whatever the kind."""
-    v, u = random_vector(engine, layer=1, seed=seed), random_vector(engine, layer=2, seed=seed + 1)
+def plan_of(engine, kind, scale=1.0, seed=0, layer=1):
+    """Two edits at a layer and one at the next, whatever the kind."""
+    v, u = random_vector(engine, layer=layer, seed=seed), random_vector(engine, layer=layer + 1, seed=seed + 1)
     first, second, third = {
         "add": (
             sl.add(v, coef=3.0),
@@ -129,13 +130,15 @@ def test_it_equals_fast_and_another_plan_needs_no_other_program(request, name, m
 
 
 @pytest.mark.slow
-def test_a_compiled_program_equals_fast_and_is_compiled_once(tiny_llama_engine):
-    engine = tiny_llama_engine
-    check_equal(*both(engine, plan_of(engine, "add"), "compiled"))
-    made = counters["stats"]["unique_graphs"]
-    check_equal(*both(engine, plan_of(engine, "clamp", 0.5, 3), "compiled"))
-    check_equal(*both(engine, plan_of(engine, "ablate"), "compiled", max_new_tokens=2))
-    assert counters["stats"]["unique_graphs"] == made
+def test_a_compiled_program_equals_fast_and_is_compiled_once(tmp_path, monkeypatch):
+    """Of two layers, both edited: each kernel takes the C++ compiler five seconds, and its headers made ahead seven."""
+    monkeypatch.setattr(torch._inductor.config, "cpp_cache_precompile_headers", False)
+    with sl.load(build_tiny_llama(tmp_path / "llama", num_hidden_layers=2), device="cpu") as engine:
+        check_equal(*both(engine, plan_of(engine, "add", layer=0), "compiled"))
+        made = counters["stats"]["unique_graphs"]
+        check_equal(*both(engine, plan_of(engine, "clamp", 0.5, 3, layer=0), "compiled"))
+        check_equal(*both(engine, plan_of(engine, "ablate", layer=0), "compiled", max_new_tokens=2))
+        assert counters["stats"]["unique_graphs"] == made
 
 
 def test_no_plan_a_stream_and_interrupted_streams(tiny_llama_engine):

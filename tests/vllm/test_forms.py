@@ -404,9 +404,9 @@ def test_positions_by_generated_tokens_with_every_form(engine, lens, vector, gen
     rows = [
         (prompt, sl.Plan(makers[0 if i == 2 else (i + j) % len(makers)](where=make(prompt), **options[(i * j) % 5])))
         for i, make in enumerate(by_tokens(lens, generated, vector).values())
-        for j, prompt in enumerate(PROMPTS[:4])
+        for j, prompt in enumerate(PROMPTS[:3])
     ]
-    rows += [(prompt, None) for prompt in PROMPTS[:4]]
+    rows += [(prompt, None) for prompt in PROMPTS[:3]]
     prompts, plans = zip(*rows, strict=True)
     engine.llm.reset_prefix_cache()
     assert compare(engine, lens, prompts, list(plans), n_tokens=10, cached=False) > len(plans)

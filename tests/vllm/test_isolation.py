@@ -94,7 +94,7 @@ def test_a_random_mixture_answers_as_clean_engines_do(engine, plans):
     names = list(plans)
     clean = {(p, n): fresh(engine, prompts[p], plans[n]) for p in range(len(prompts)) for n in names}
     engine.llm.reset_prefix_cache()
-    drawn = [(int(rng.integers(len(prompts))), names[rng.integers(len(names))]) for _ in range(500)]
+    drawn = [(int(rng.integers(len(prompts))), names[rng.integers(len(names))]) for _ in range(250)]
     for start in range(0, len(drawn), 100):
         batch = drawn[start : start + 100]
         rows = engine.generate(

@@ -376,7 +376,7 @@ def test_mixed_requests_of_many_clients_do_not_harm_each_other(server, engine, l
             return True
 
     with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(ask, range(240)))
+        answers = list(pool.map(ask, range(96)))
     assert [index for index, is_right in enumerate(answers) if not is_right] == []
     assert server.process.poll() is None
 

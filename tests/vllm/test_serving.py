@@ -266,7 +266,7 @@ def test_a_client_that_leaves_early_disturbs_nobody(server, reference, vectors):
 # --- overflow -----------------------------------------------------------------------------------------------------
 
 
-def test_500_requests_of_which_one_in_ten_overflows(server, reference, vectors):
+def test_many_requests_of_which_one_in_ten_overflow(server, reference, vectors):
     """Plain or steered, streamed or not: those that overflow get an error, all others the answer of a fresh engine."""
     kinds = [(None, None), (edits(NORTH), sl.Plan(sl.add(vectors["north"], coef=3.0)))]
     kinds.append((edits({**NORTH, "where": "all"}), sl.Plan(sl.add(vectors["north"], coef=3.0, where=sl.where.all()))))
@@ -285,7 +285,7 @@ def test_500_requests_of_which_one_in_ten_overflows(server, reference, vectors):
         return steering is None or "NaN or infinite" in str(caught.value)
 
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(ask, range(500)))
+        answers = list(pool.map(ask, range(240)))
     assert [index for index, is_right in enumerate(answers) if not is_right] == []
 
 

@@ -1,7 +1,7 @@
 """The figures of an effect, computed from its rows: slopes, intervals, nulls, margin, what could have been found."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,12 +138,27 @@ def _null_slopes(rows: pd.DataFrame, fitted: Sequence[float]) -> tuple[pd.DataFr
     if len(fitted) < 2:
         return pd.DataFrame([], columns=columns), math.nan
     ends = outermost(fitted)
+    rank_slope = _mean_slope(ends, item_table(rows, "vector", 0, ends))
     real: Any = rows[rows.family == "vector"]
-    arms: Any = rows[rows.family != "vector"].groupby(["family", "draw"], sort=False)
+    arms: Any = rows[rows.family != "vector"]
+    if arms.empty:
+        return pd.DataFrame([], columns=columns), rank_slope
+    baseline = real[real.dose == 0].sort_values("item").value.to_numpy()
+    slopes = [_mean_slope(ends, table) for table in _tables_by_arm(arms, baseline, ends)]
+    return arms[columns[:2]].drop_duplicates(ignore_index=True).assign(slope=slopes), rank_slope
 
-    def slope(part: pd.DataFrame, family: str, draw: int) -> float:
-        return float(least_squares_slopes(np.array(ends), item_table(part, family, draw, ends)).mean())
 
-    base = real[real.dose == 0]  # every arm's baseline
-    found = [(family, draw, slope(pd.concat([base, part]), family, draw)) for (family, draw), part in arms]
-    return pd.DataFrame(found, columns=columns), slope(real, "vector", 0)
+def _mean_slope(doses: Sequence[float], table: np.ndarray) -> float:
+    return float(least_squares_slopes(np.array(doses), table).mean())
+
+
+def _tables_by_arm(arms: pd.DataFrame, baseline: np.ndarray, doses: Sequence[float]) -> Iterator[np.ndarray]:
+    """What `item_table` gives of each arm, in the order in which the arms come; there may be thousands."""
+    numbers = arms.groupby(["family", "draw"], sort=False).ngroup().to_numpy()
+    order = np.lexsort([arms.item.to_numpy(), numbers])
+    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+    columns = (np.split(arms[name].to_numpy()[order], cuts) for name in ("dose", "value"))
+    for dose, value in zip(*columns, strict=True):
+        found = [value[dose == one] for one in doses]
+        chosen = [baseline if one == 0 and not len(own) else own for one, own in zip(doses, found, strict=True)]
+        yield np.stack(chosen, axis=1)
