@@ -14,6 +14,7 @@ from steerlab.core._numbers import as_list
 from steerlab.core._records import PlacedRow, field, frame_rows, of_split, prompt_field, read_csv, read_jsonl
 from steerlab.core._splitting import check_no_leak, row_indices, split_groups
 from steerlab.core._text import PromptLike, is_prompt, plain_text, prompt_words
+from steerlab.core._warning import warn
 from steerlab.core.errors import DataError
 from steerlab.display import Piece, Shown, Table, count
 
@@ -67,6 +68,9 @@ class ContrastPairs(Shown):
         check_whole(self.groups, "The name of a group", DataError)
         for side in ("positives", "negatives"):
             object.__setattr__(self, side, tuple(map(plain_text, getattr(self, side))))
+        for index, (positive, negative) in enumerate(self):
+            if positive == negative:
+                warn(f"Pair {index} has {positive!r:.60} on both sides, which says nothing of a difference.")
 
     def __len__(self) -> int:
         return len(self.positives)

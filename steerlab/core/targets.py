@@ -22,6 +22,7 @@ from steerlab.core._records import (
 )
 from steerlab.core._splitting import check_no_leak, row_indices, split_groups
 from steerlab.core._text import PromptLike, TargetLike, plain_text, prompt_words
+from steerlab.core._warning import warn
 from steerlab.core.errors import DataError
 from steerlab.display import Piece, Shown, Table, count
 
@@ -66,7 +67,8 @@ class Targets(Shown):
     """Items to measure an effect on; an item is a prompt.
 
     Raises:
-        DataError: if there is no item, an item lacks a positive or a negative target, or holds half a character.
+        DataError: if there is no item, an item lacks a positive or a negative target, has one target on both sides, or
+            holds half a character.
 
     Examples:
         >>> targets = Targets.from_records([
@@ -89,6 +91,7 @@ class Targets(Shown):
                 side = "negative (label -1)" if item.positives else "positive (label 1)"
                 raise DataError(f"The prompt {item.prompt!r:.80} has no {side} target; each item needs both sides.")
             check_whole([item.prompt, item.targets, item.group], "An item", DataError)
+            _check_sides(item)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -247,6 +250,15 @@ def items_of(rows: Iterable[PlacedRow]) -> tuple[TargetItem, ...]:
     return tuple(
         TargetItem(prompt, tuple(by_label[1]), tuple(by_label[-1]), group) for prompt, group, by_label in sides.values()
     )
+
+
+def _check_sides(item: TargetItem) -> None:
+    """Refuses a target on both sides of an item, and warns of one that counts twice."""
+    for k, target in enumerate(item.targets):
+        if target in item.targets[:k]:
+            if k >= len(item.positives) and target in item.positives:
+                raise DataError(f"The prompt {item.prompt!r:.80} has the target {target!r:.60} with both labels.")
+            warn(f"The prompt {item.prompt!r:.80} has the target {target!r:.60} more than once; each of them counts.")
 
 
 def _side(targets: Sequence[TargetLike]) -> str:

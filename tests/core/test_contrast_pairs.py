@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steerlab.core._warning import SteerlabWarning
 from steerlab.core.contrast_pairs import ContrastPairs, balanced_flips
 from steerlab.core.errors import DataError
 from steerlab.core.targets import Targets
@@ -268,3 +269,8 @@ def test_a_missing_group_is_named(missing):
 def test_a_row_that_is_not_there_is_named():
     with pytest.raises(DataError, match="There are 2 rows, 0 to 1; row 5"):
         ContrastPairs.from_lists(["a", "b"], ["c", "d"]).take([0, 5])
+
+
+def test_a_pair_of_one_text_gives_a_warning():
+    with pytest.warns(SteerlabWarning, match="Pair 1 has 'same' on both sides"):
+        ContrastPairs.from_lists(["a", "same"], ["b", "same"])

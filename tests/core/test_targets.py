@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from steerlab.core._warning import SteerlabWarning
 from steerlab.core.errors import DataError
-from steerlab.core.targets import Targets
+from steerlab.core.targets import TargetItem, Targets
 
 
 def row(prompt, target, label, **more):
@@ -141,3 +142,10 @@ def test_split_keeps_groups_and_finds_leaks():
     leaky = [row("p", t, label, group=g) for g in "xy" for t, label in ((" a", 1), (" b", -1))]
     with pytest.raises(DataError, match="'p'"):
         Targets.from_records(leaky).split(0.5)
+
+
+def test_a_target_stands_on_one_side_and_once():
+    with pytest.raises(DataError, match="'The film was' has the target ' great' with both labels"):
+        Targets((TargetItem("The film was", (" great",), (" awful", " great"), "0"),))
+    with pytest.warns(SteerlabWarning, match="' awful' more than once"):
+        Targets((TargetItem("The film was", (" great",), (" awful", " awful"), "0"),))
