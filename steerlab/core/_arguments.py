@@ -9,6 +9,7 @@ from steerlab.core._numbers import shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _POLICY: Final = {"policy": "policy=sl.SamplingPolicy({name}={value})"}
 _OF_PROCESSOR: Final = "the processor's config, sl.SequenceProcessor(…, config=sl.GenerationConfig({name}={value}))"
@@ -115,6 +116,13 @@ def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def explains_fields(cls: type[T]) -> type[T]:
+    """Decorates a dataclass: `explains_arguments` for its constructor."""
+    made: Any = cls
+    made.__init__ = explains_arguments(made.__init__)
+    return cls
 
 
 def _hint(name: str, value: Any, named: list[str]) -> str:

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from steerlab.core._arguments import explains_fields
 from steerlab.core._numbers import as_integer, as_number, shown
 from steerlab.core.errors import PolicyError
 
 
+@explains_fields
 @dataclass(frozen=True)
 class SamplingPolicy:
     """How the next token is drawn from the logits; every value is explicit, nothing is taken from a checkpoint.

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from steerlab.core._arguments import explains_arguments
+from steerlab.core._numbers import shown
 from steerlab.core._text import PromptLike
 from steerlab.core.contrast_pairs import ContrastPairs
 from steerlab.core.engine import Engine
@@ -196,6 +197,8 @@ class Experiment(Shown):
             >>> len(loaded.effects) == len(exp.effects)
             True
         """
+        if not isinstance(path, str | Path):
+            raise RunError(f"Experiment.load takes the path of a run directory, got {shown(path)}.")
         found = cls.__new__(cls)
         found._run = Run(session_of(Path(path)), KINDS)
         return found

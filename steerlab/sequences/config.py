@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 import torch
 
+from steerlab.core._arguments import explains_fields
 from steerlab.core._numbers import check_flag, check_integer
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
@@ -19,7 +20,7 @@ _PRECISIONS = ("highest", "high", "medium")
 @dataclass_transform(frozen_default=True)
 def settings(cls: type[T]) -> type[T]:
     """A frozen dataclass whose error for a change in place says how to make one that every part sees."""
-    made: Any = dataclass(frozen=True)(cls)
+    made: Any = explains_fields(dataclass(frozen=True)(cls))
     made.__setattr__ = made.__delattr__ = refuse_change
     return made
 

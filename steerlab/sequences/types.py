@@ -158,7 +158,17 @@ class BatchedSequences(Shown):
         return self.sequences[prompt, sample, start : start + self.gen_lens[prompt][sample]].tolist()
 
     def select(self, places: Sequence[tuple[int, int]]) -> "BatchedSequences":
-        """The responses at these (prompt, sample) places, each with its prompt, as B = number of places and G = 1."""
+        """The responses at these (prompt, sample) places, each with its prompt, as B = number of places and G = 1.
+
+        Raises:
+            InputError: for a place that is not there.
+        """
+        sizes = self.n_prompts, self.n_samples
+        outside = [place for place in places if not all(-n <= k < n for k, n in zip(place, sizes, strict=True))]
+        if outside:
+            raise InputError(
+                f"Places are (prompt, sample), of {sizes[0]} prompts with {sizes[1]} samples; got {outside[0]}."
+            )
         made = BatchedSequences.from_ids(
             [self.prompt_ids(b, g) for b, g in places],
             [[self.response_ids(b, g)] for b, g in places],

@@ -24,6 +24,12 @@ CASES = [
     (lambda e: e.generate(prompt="Hi"), "use prompts, the first argument"),
     (lambda e: e.generate("Hi", wings=2), "wings: its arguments are prompts, plan, policy, max_new_tokens"),
     (lambda e: e.generate("Hi", top_p=0.9, max_tokens=5), r"top_p=0\.9\).*use max_new_tokens="),
+    (
+        lambda e: sl.SamplingPolicy(topp=0.9),
+        "SamplingPolicy has no argument topp: its arguments are",
+    ),
+    (lambda e: sl.Controls(flips=20), "Controls has no argument flips: its arguments are random"),
+    (lambda e: sl.GenerationConfig(topp=0.9), "GenerationConfig has no argument topp: its arguments are temperature"),
     (lambda e: e.stream("Hi", top_k=5), r"SamplingPolicy\(top_k=5\)"),
     (lambda e: e.score("Hi", target=["a"]), "use targets="),
     (lambda e: e.score("Hi", ["a"], steering_vector=1), r"use plan="),

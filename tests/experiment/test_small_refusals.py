@@ -175,3 +175,9 @@ PLAN = sl.Plan(sl.add(V, coef=1.0))
 def test_arguments_of_another_kind(tiny_llama_engine: sl.LensEngine, call: Any, kind: type, told: str) -> None:
     with pytest.raises(kind, match=told):
         call(sl.Experiment("x", tiny_llama_engine, root=None))
+
+
+def test_a_run_is_opened_by_its_path() -> None:
+    number: Any = 5
+    with pytest.raises(RunError, match="takes the path of a run directory, got 5"):
+        sl.Experiment.load(number)

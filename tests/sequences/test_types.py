@@ -28,6 +28,9 @@ def test_select():
     assert chosen.responses_text == [["bc"], ["a"]]
     assert chosen.prompts == ["q", "p"]
     assert chosen.finish_reasons is None
+    assert made.select([(-1, 0)]).prompts == ["q"]
+    with pytest.raises(InputError, match=r"of 2 prompts with 2 samples; got \(1, 2\)"):
+        made.select([(0, 0), (1, 2)])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from steerlab.core._arguments import explains_fields
 from steerlab.core._numbers import check_flag, check_integer
 from steerlab.core._warning import warn
 from steerlab.core.contrast_pairs import ContrastPairs, balanced_flips
@@ -23,6 +24,7 @@ from steerlab.steering.vectors import SteeringVector
 RANK_LEVEL = 0.05
 
 
+@explains_fields
 @dataclass(frozen=True)
 class Controls:
     """Which control arms an effect is measured against.
