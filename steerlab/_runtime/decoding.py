@@ -15,8 +15,8 @@ from steerlab.core._spelling import Continuation
 from steerlab.core._stopping import eos_ids_of, find_stop
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.token_sets import TokenSets
-from steerlab.measures._draws import draw
 from steerlab.measures._supports import sets_of
+from steerlab.measures._token_draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs, truncates
 

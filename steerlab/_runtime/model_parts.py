@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from steerlab._runtime.self_comparison import ordinary_tokens, undisturbed
 from steerlab._runtime.sharding import as_forward_of, is_sharded, unsharded_type
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core.errors import InputError
 from steerlab.measures._rounding import Rounding
 from steerlab.measures.log_probs import rows_not_finite

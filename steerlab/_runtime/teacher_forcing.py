@@ -15,7 +15,7 @@ from steerlab._runtime.growth import AnyRows, fresh_rows
 from steerlab._runtime.rows import left_padded, right_padded
 from steerlab._runtime.shared_prefix import shared_prefix
 from steerlab.core._batching import batches_by_tokens
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core.errors import InputError, SteerlabError
 from steerlab.core.receipts import Receipt
 from steerlab.measures.log_probs import rows_not_finite

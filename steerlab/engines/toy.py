@@ -17,7 +17,7 @@ from steerlab._runtime.encoding import Encoder
 from steerlab._runtime.reference_norm import reference_windows
 from steerlab._runtime.teacher_forcing import as_values
 from steerlab.core._hook_points import HookPoint, check_site, resolve_layer, resolve_layers
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core._numbers import check_integer
 from steerlab.core._seeds import SeedLike, check_seed, draw_keys, row_key
 from steerlab.core._spelling import Continuation
@@ -29,7 +29,7 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Completion, Generations, Measured, Score, Scores, check_pool
 from steerlab.display import Piece, Shown
-from steerlab.measures._draws import draw
+from steerlab.measures._token_draws import draw
 from steerlab.measures.log_probs import chosen_log_probs, rows_not_finite
 from steerlab.measures.nucleus import apply_repetition_penalty, policy_log_probs
 from steerlab.measures.quantities import TokenLogProb, check_named

@@ -20,7 +20,7 @@ from steerlab._runtime.device_transfer import queued
 from steerlab._runtime.model_parts import ModelParts
 from steerlab._runtime.rows import right_padded_ids
 from steerlab._runtime.sharding import as_forward_of, is_distributed, is_sharded
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core.receipts import Receipt
 from steerlab.core.token_sets import TokenSets
 from steerlab.sequences._head import HeadResult, HeadSpec, measure_head

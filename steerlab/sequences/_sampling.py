@@ -16,7 +16,7 @@ from steerlab._runtime.evaluation import evaluating
 from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.jobs import GenerationJob, generation_jobs, ran_tokens
 from steerlab._runtime.model_parts import ModelParts
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core._numbers import as_integer, shown
 from steerlab.core._progress import progress
 from steerlab.core._seeds import SeedLike, check_seed

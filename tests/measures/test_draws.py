@@ -12,7 +12,7 @@ from scipy import stats
 from steerlab.core._seeds import draw_keys, row_key
 from steerlab.core.policy import SamplingPolicy
 from steerlab.measures import nucleus, policy_log_probs
-from steerlab.measures._draws import draw, gumbel_noise
+from steerlab.measures._token_draws import draw, gumbel_noise
 
 policies = st.builds(
     SamplingPolicy,

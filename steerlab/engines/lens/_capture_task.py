@@ -14,7 +14,7 @@ from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.jobs import GenerationJob, job_receipts, ran_tokens
 from steerlab._runtime.rows import left_padded
 from steerlab.core._hook_points import HeadPoint, HookPoint
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core.errors import InputError
 from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt

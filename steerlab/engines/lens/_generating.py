@@ -16,7 +16,7 @@ from steerlab._runtime.decoding import Decoding, RowOutput, StopRules, eos_token
 from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.hooks import HookPair
 from steerlab._runtime.jobs import GenerationJob, job_receipts, ran_tokens
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core._spelling import INCOMPLETE, Continuation
 from steerlab.core._stopping import before_stop, find_stop
 from steerlab.core.errors import InputError, NonFiniteError

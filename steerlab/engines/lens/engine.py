@@ -19,7 +19,7 @@ from steerlab._runtime.teacher_forcing import Budget, ForcedPair, Measures, Teac
 from steerlab.core._arguments import explains_arguments
 from steerlab.core._batching import batches_by_tokens
 from steerlab.core._hook_points import HookPoint, read_point, resolve_layer, resolve_layers
-from steerlab.core._not_finite import failed_prompts, not_finite
+from steerlab.core._not_finite_errors import failed_prompts, not_finite
 from steerlab.core._numbers import as_integer, check_flag, check_integer, shown
 from steerlab.core._progress import progress
 from steerlab.core._seeds import SeedLike, check_seed, check_single_seed

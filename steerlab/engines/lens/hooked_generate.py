@@ -14,7 +14,7 @@ from steerlab._runtime.decoding import Decoding, StopRules, eos_token_ids
 from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.hooks import HookPair
 from steerlab.core._arguments import explains_arguments
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core._numbers import as_integer, as_list, as_number, check_flag, check_integer, shown
 from steerlab.core._seeds import check_seed, draw_keys, row_key
 from steerlab.core._spelling import decode

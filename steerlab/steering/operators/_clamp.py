@@ -11,7 +11,7 @@ from steerlab.core._arguments import explains_arguments
 from steerlab.core._hook_points import HookPoint
 from steerlab.core._numbers import Number, as_number
 from steerlab.core.errors import PlanError
-from steerlab.steering._checks import check_unit, finite
+from steerlab.steering._strengths import check_unit, finite
 from steerlab.steering.operators._base import Direction, Operator, Unit, factor_of
 from steerlab.steering.operators._edit import Edit, Norm, edit_along
 from steerlab.steering.operators._form import Gate, Term

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steerlab.core._hook_points import HookPoint
 from steerlab.core.errors import PlanError
-from steerlab.steering._checks import finite
+from steerlab.steering._strengths import finite
 from steerlab.steering.operators._base import Direction, Operator
 from steerlab.steering.operators._form import Term
 from steerlab.steering.operators.registry import check_operator

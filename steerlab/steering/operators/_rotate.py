@@ -14,7 +14,7 @@ from steerlab.core._arguments import explains_arguments
 from steerlab.core._hook_points import HookPoint
 from steerlab.core._numbers import Number
 from steerlab.core.errors import PlanError, VectorShapeError
-from steerlab.steering._checks import finite
+from steerlab.steering._strengths import finite
 from steerlab.steering.operators._base import Direction, Operator, Unit
 from steerlab.steering.operators._edit import Edit, Norm, edit_along
 from steerlab.steering.operators._form import Gate, Term

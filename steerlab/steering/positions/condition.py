@@ -18,7 +18,7 @@ from typing_extensions import override
 from steerlab.core._hook_points import HookPoint
 from steerlab.core._numbers import Number, plain
 from steerlab.core.errors import PlanError
-from steerlab.steering._checks import finite
+from steerlab.steering._strengths import finite
 from steerlab.steering.packing import pack, unpack
 from steerlab.steering.positions import where as positions
 from steerlab.steering.positions._by_tokens import spell

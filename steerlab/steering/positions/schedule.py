@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from steerlab.core._numbers import Integer, Number, check_integer, plain
 from steerlab.core.errors import PlanError
-from steerlab.steering._checks import finite
+from steerlab.steering._strengths import finite
 
 
 class Curve(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from steerlab.core._not_finite import failed_prompts
+from steerlab.core._not_finite_errors import failed_prompts
 from steerlab.core._seeds import SeedLike, row_key
 from steerlab.core._spelling import Continuation
 from steerlab.core._stopping import before_stop

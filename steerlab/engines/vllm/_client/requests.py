@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from steerlab.core._not_finite import listed, not_finite
+from steerlab.core._not_finite_errors import listed, not_finite
 from steerlab.core.token_sets import TokenSets
 from steerlab.engines.vllm._client.compiled_plan import CompiledPlan
 from steerlab.engines.vllm._wire.plan_tables import ASKS

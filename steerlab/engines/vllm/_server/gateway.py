@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from steerlab.core._not_finite import not_finite
+from steerlab.core._not_finite_errors import not_finite
 from steerlab.core.errors import InputError, PromptError, SteerlabError
 from steerlab.engines.vllm._client.build_receipts import inherited_of, receipt_of
 from steerlab.engines.vllm._client.position_runs import Row

@@ -12,10 +12,10 @@ from steerlab.engines.vllm._wire.config import SteeringConfig
 from steerlab.engines.vllm._wire.plan_tables import ABOVE, ASKS, BELOW, COSINE, PROBE, PlanTables, places_of
 from steerlab.engines.vllm._wire.request_spec import RequestSpec
 from steerlab.engines.vllm._wire.runs import ALWAYS, Runs, RunsByTokens, clip, positions_in, size
-from steerlab.engines.vllm._worker.following import Following, Known, Rules
 from steerlab.engines.vllm._worker.measuring import Measuring
 from steerlab.engines.vllm._worker.request_record import RequestRecord
 from steerlab.engines.vllm._worker.tables import ANSWERS, POSITION, Tables, to_device
+from steerlab.engines.vllm._worker.token_rules import Following, Known, Rules
 
 STAGED = 1 << 26
 """Bytes of directions that cross to the device in one go; vLLM leaves little of its memory free."""

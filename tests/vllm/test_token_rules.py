@@ -10,7 +10,7 @@ import steerlab as sl
 from steerlab.engines.vllm._client.compiled_plan import compile_plan
 from steerlab.engines.vllm._wire.config import SteeringConfig
 from steerlab.engines.vllm._wire.request_spec import RequestSpec
-from steerlab.engines.vllm._worker import following
+from steerlab.engines.vllm._worker import token_rules
 from steerlab.engines.vllm._worker.steering_state import SteeringState
 from steerlab.engines.vllm._worker.tables import ANSWERS, SLOT, Tables
 from steerlab.steering.positions._rows import RowPositions
@@ -49,7 +49,7 @@ def expected(leaves, tokens):
 @pytest.mark.parametrize("seed", range(8))
 def test_answers_are_those_of_the_whole_row(monkeypatch, seed, at_once):
     """Requests take turns in slots; some begin after a prefix, go on elsewhere, or run anew from anywhere."""
-    monkeypatch.setattr(following, "AT_ONCE", at_once)
+    monkeypatch.setattr(token_rules, "AT_ONCE", at_once)
     rng, (state, leaves) = random.Random(seed), made_state()
     rows = {f"r{i}": rng.choices(range(4), k=rng.randint(6, 24)) for i in range(6)}
     done = {name: rng.choice([0, 0, 5]) for name in rows}
