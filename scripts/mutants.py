@@ -739,7 +739,7 @@ MUTANTS = [
     ),
     Mutant(
         "a program is used though it gives other logits",
-        "is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in TRIED)",
+        "is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in tried)",
         "is_same = True",
         "tests/lens/test_programs.py -k differs_is_refused",
     ),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steerlab._kernels.availability import runs_kernels
 from steerlab._runtime.capturing import plan_hooks
 from steerlab._runtime.device_transfer import devices_of
 from steerlab._runtime.growth import fresh_rows
@@ -42,7 +43,8 @@ NO_MEMORY = "Memory did not suffice for the short comparison that comes before a
 
 TRIED = ((1, 512), (3, CAPACITY_STEP), (17, 512), (33, CAPACITY_STEP))
 """Rows and capacities of the comparison. Kernels compute up to 2, 16 and 32 rows each in a way of their own, and leave
-more to torch; they divide the slots of a cache among processors if rows are few and slots many."""
+more to torch; they divide the slots of a cache among processors if rows are few and slots many. Without kernels the
+first two do: one row, and several of different lengths."""
 
 _LONGEST, _STEPS, _POOL = 8, 3, 67
 """Of the comparison: tokens of its longest prompts, steps after them, and different tokens; a prime: rows differ."""
@@ -247,9 +249,10 @@ def _difference(bridge: Any) -> str | None:
         Exception: one that `is_out_of_memory`, which says nothing of the model.
     """
     rounding = rounding_of(bridge.original_model)
+    tried = TRIED if runs_kernels(bridge.original_model.get_input_embeddings().weight) else TRIED[:2]
     try:
         with undisturbed(bridge.original_model):
-            is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in TRIED)
+            is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in tried)
     except Exception as error:  # foreign code, which may fail in any way; the fast engine then runs
         cause = error.__cause__ if isinstance(error, ProgramFailedError) and error.__cause__ else error
         if is_out_of_memory(cause):
