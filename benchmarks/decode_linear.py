@@ -50,6 +50,7 @@ def of_shape(shape: str, batches: list[int], shown: int) -> Iterator[dict[str, o
     width, depth = map(int, shape.split("x"))
     n_copies = max(1, min(MOST_COPIES, -(-LEAST_BYTES // (2 * width * depth))))
     weights = [torch.randn(width, depth, device="cuda", dtype=torch.bfloat16) / depth**0.5 for _ in range(n_copies)]
+    torch.cuda.synchronize()  # they are read before the kernel before has ended
     for batch in batches:
         rows = torch.randn(batch, depth, device="cuda", dtype=torch.bfloat16)
         times: dict[str, float] = {"torch": timed(lambda x, w: torch.nn.functional.linear(x, w), rows, weights)}

@@ -15,6 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+_FIRST_TO_RECORD = 12, 3
+"""The version of CUDA from which graphs record such launches."""
+
 
 @triton.jit
 def wait_for_previous(OVERLAPS: tl.constexpr):
@@ -30,7 +33,8 @@ def wait_for_previous(OVERLAPS: tl.constexpr):
 @functools.cache
 def overlapping(device: torch.device) -> dict[str, bool]:
     """How a kernel that calls `wait_for_previous` is launched on a device."""
-    is_known = device.type == "cuda" and hasattr(tl.extra.cuda, "gdc_wait")
+    version = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
+    is_known = device.type == "cuda" and version >= _FIRST_TO_RECORD and hasattr(tl.extra.cuda, "gdc_wait")
     if is_known and torch.cuda.get_device_capability(device) >= (9, 0):
         return {"OVERLAPS": True, "launch_pdl": True}
     return {"OVERLAPS": False}

@@ -169,7 +169,7 @@ class Program:
             fed: each row's generated token of this index, negative for rows that have ended, shape [rows].
             index: the first generated token is 0.
         """
-        for device in self.devices:  # each by itself: the last one has drawn the tokens
+        for device in self.devices:  # tokens are drawn on the head's, which is any of them
             self._inputs[device].feed(fed.to(device), index, self.cache.filled.get(device))
 
     @property
