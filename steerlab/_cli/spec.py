@@ -423,11 +423,14 @@ class ExperimentSpec(Section):
             raise ValueError("an experiment has 'vector', or 'vectors' by name; exactly one of them")
         if self.vectors == {}:
             raise ValueError("'vectors' holds no vector")
+        flips = self.confirm_controls.shuffled
         for key, vector in self.named_vectors().items():
             if not vector.asked_layers and vector.file is None:
                 raise ValueError(f"the key '{key}.layer' is missing")
             if vector.file is None and vector.pairs is None and self.pairs is None:
                 raise ValueError(f"the key 'pairs' is missing; {key} is extracted from contrast pairs")
+            if vector.file is not None and self.pairs is None and (self.controls.shuffled or flips):
+                raise ValueError(f"the key 'pairs' is missing; label flips (shuffled) extract {key} from them again")
         if self.confirm is not None and self.select is None:
             raise ValueError("'confirm' measures what 'select' chose; there is no 'select'")
         return self

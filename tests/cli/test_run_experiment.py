@@ -115,6 +115,10 @@ def test_the_documentation_names_every_key():
         ({"vector": {"file": "v", "method": "lda"}}, "vector: a vector from a file takes no 'method'."),
         ({"pairs": None}, "the key 'pairs' is missing; vector is extracted from contrast pairs."),
         (
+            {"vector": {"file": "v"}, "pairs": None, "controls": {"shuffled": 20}},
+            "label flips (shuffled) extract",
+        ),
+        (
             {"vector": None, "vectors": {"joy": {"layr": 1}}},
             "unknown key 'vectors.joy.layr'; did you mean 'vectors.joy.l",
         ),
