@@ -107,7 +107,6 @@ def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_p
 
 def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")  # traced, not made anew in C++, which the engines of one process are
     stages = {"pipeline_parallel_size": 2, "enforce_eager": False}
     with start(tiny_path, in_process=False, layers=[1, 2], sites=SITES, **stages) as engine:
         workers = engine._running.workers
