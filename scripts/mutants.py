@@ -697,7 +697,7 @@ MUTANTS = [
     ),
     Mutant(
         "a program goes on with the cache of the rows before",
-        "program.cache.clear()",
+        "self.cache.clear()",
         "pass",
         "tests/lens/test_programs.py -k another_plan",
     ),
@@ -709,8 +709,8 @@ MUTANTS = [
     ),
     Mutant(
         "a program edits rows that have ended",
-        "self.indices.copy_(torch.where(fed < 0, -1, index)[:, None])",
-        "self.indices.copy_(torch.where(fed < -1, -1, index)[:, None])",
+        "inputs.indices.copy_(torch.where(here < 0, -1, index)[:, None])",
+        "inputs.indices.copy_(torch.where(here < -1, -1, index)[:, None])",
         "tests/lens/test_programs.py -k another_plan",
     ),
     Mutant(
@@ -852,6 +852,12 @@ MUTANTS = [
         "seen = seen & (tl.load(mask + row * mask_row + place * mask_slot, seen, 0) != 0)",
         "pass",
         "tests/kernels/test_decoding_kernels.py -k agree_with_torch",
+    ),
+    Mutant(
+        "a table of angles outlives its frequencies",
+        "for renew in self._renewals:",
+        "for renew in ():",
+        "tests/lens/test_programs_by_kernels.py",
     ),
     Mutant(
         "inputs beyond a row are read on a GPU",

@@ -153,18 +153,17 @@ def of_split(rows: Iterable[PlacedRow], split: str | None, source: object, what:
     Raises:
         DataError: if none is left.
     """
-    every = list(rows)
-    kept = [(place, row) for place, row in every if split is None or row.get("split") == split]
+    kept, others = [], set()
+    for place, row in rows:
+        if split is None or row.get("split") == split:
+            kept.append((place, row))
+        elif row.get("split") is not None:
+            others.add(str(row["split"]))
     if not kept:
-        named = "" if split is None else f" with split {split!r}{_splits(every)}"
-        raise DataError(f"{source} holds no {what}{named}.")
+        there = sorted(others)
+        known = f"; its splits are {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
+        raise DataError(f"{source} holds no {what}" + ("" if split is None else f" with split {split!r}{known}") + ".")
     return kept
-
-
-def _splits(rows: Iterable[PlacedRow]) -> str:
-    """Which splits the rows have, for an error message."""
-    there = sorted({str(row["split"]) for _, row in rows if row.get("split") is not None})
-    return f"; its splits are {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
 
 
 def field(row: dict[str, Any], key: str, place: str) -> Any:

@@ -68,9 +68,12 @@ class ContrastPairs(Shown):
         check_whole(self.groups, "The name of a group", DataError)
         for side in ("positives", "negatives"):
             object.__setattr__(self, side, tuple(map(plain_text, getattr(self, side))))
-        for index, (positive, negative) in enumerate(self):
-            if positive == negative:
-                warn(f"Pair {index} has {positive!r:.60} on both sides, which says nothing of a difference.")
+        same = [index for index, (positive, negative) in enumerate(self) if positive == negative]
+        if same:
+            warn(
+                f"{count(len(same), 'pair')} of {len(self)} have one prompt on both sides, which says nothing of a "
+                f"difference; the first is pair {same[0]}, {self.positives[same[0]]!r:.60}."
+            )
 
     def __len__(self) -> int:
         return len(self.positives)

@@ -91,7 +91,16 @@ class Targets(Shown):
                 side = "negative (label -1)" if item.positives else "positive (label 1)"
                 raise DataError(f"The prompt {item.prompt!r:.80} has no {side} target; each item needs both sides.")
             check_whole([item.prompt, item.targets, item.group], "An item", DataError)
-            _check_sides(item)
+            both = next((target for target in item.positives if target in item.negatives), None)
+            if both is not None:
+                raise DataError(f"The prompt {item.prompt!r:.80} has the target {both!r:.60} with both labels.")
+        twice = [(i.prompt, t) for i in self.items for k, t in enumerate(i.targets) if t in i.targets[:k]]
+        if twice:
+            prompt, target = twice[0]
+            warn(
+                f"{count(len(twice), 'target')} stand more than once at their prompt, and each counts; the first is "
+                f"{target!r:.60} at {prompt!r:.80}."
+            )
 
     def __len__(self) -> int:
         return len(self.items)
@@ -250,15 +259,6 @@ def items_of(rows: Iterable[PlacedRow]) -> tuple[TargetItem, ...]:
     return tuple(
         TargetItem(prompt, tuple(by_label[1]), tuple(by_label[-1]), group) for prompt, group, by_label in sides.values()
     )
-
-
-def _check_sides(item: TargetItem) -> None:
-    """Refuses a target on both sides of an item, and warns of one that counts twice."""
-    for k, target in enumerate(item.targets):
-        if target in item.targets[:k]:
-            if k >= len(item.positives) and target in item.positives:
-                raise DataError(f"The prompt {item.prompt!r:.80} has the target {target!r:.60} with both labels.")
-            warn(f"The prompt {item.prompt!r:.80} has the target {target!r:.60} more than once; each of them counts.")
 
 
 def _side(targets: Sequence[TargetLike]) -> str:

@@ -272,5 +272,5 @@ def test_a_row_that_is_not_there_is_named():
 
 
 def test_a_pair_of_one_text_gives_a_warning():
-    with pytest.warns(SteerlabWarning, match="Pair 1 has 'same' on both sides"):
+    with pytest.warns(SteerlabWarning, match="1 pair of 2 .* pair 1, 'same'"):
         ContrastPairs.from_lists(["a", "same"], ["b", "same"])

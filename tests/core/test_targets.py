@@ -147,5 +147,5 @@ def test_split_keeps_groups_and_finds_leaks():
 def test_a_target_stands_on_one_side_and_once():
     with pytest.raises(DataError, match="'The film was' has the target ' great' with both labels"):
         Targets((TargetItem("The film was", (" great",), (" awful", " great"), "0"),))
-    with pytest.warns(SteerlabWarning, match="' awful' more than once"):
+    with pytest.warns(SteerlabWarning, match="more than once .* ' awful' at 'The film was'"):
         Targets((TargetItem("The film was", (" great",), (" awful", " awful"), "0"),))

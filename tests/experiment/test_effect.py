@@ -3,10 +3,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 
+from steerlab.experiment.measurements.effect._figures import _null_slopes, item_table
 from steerlab.experiment.measurements.effect.result import Effect
+from steerlab.measures.intervals import least_squares_slopes
 from tests.experiment.frames import DOSES, make_effect
 
 
@@ -15,6 +18,25 @@ def test_slopes_are_those_of_the_items() -> None:
     assert effect.item_slopes.slope.to_numpy() == pytest.approx([2.0, 4.0, -1.0])
     assert effect.slope == pytest.approx(5 / 3)
     assert effect.anti_steerable == pytest.approx(1 / 3)
+
+
+def test_slopes_of_control_draws_are_those_of_their_tables() -> None:
+    """Some arms have a dose 0 of their own; the order of rows says nothing."""
+    rng = np.random.default_rng(0)
+    arms = [
+        ("vector", 0, (0, 1, 2)),
+        *(("random", k, (0, 2) if k % 2 else (2,)) for k in range(4)),
+        ("shuffled", 0, (2,)),
+    ]
+    rows = [(f, k, dose, item, rng.normal()) for f, k, doses in arms for dose in doses for item in range(5)]
+    frame = pd.DataFrame(rows, columns=["family", "draw", "dose", "item", "value"]).sample(frac=1, random_state=1)
+    found, own = _null_slopes(frame, [0, 1, 2])
+    wanted = {
+        (family, k): least_squares_slopes(np.array([0, 2]), item_table(frame, family, k, [0, 2])).mean()
+        for family, k, _ in arms
+    }
+    assert own == pytest.approx(wanted.pop(("vector", 0)), rel=1e-12)
+    assert {(row.family, row.draw): row.slope for row in found.itertuples()} == pytest.approx(wanted, rel=1e-12)
 
 
 def test_an_effect_needs_interval_and_every_rank() -> None:

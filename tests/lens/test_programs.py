@@ -381,14 +381,18 @@ def test_angles_of_one_position_come_out_of_a_table(kind):
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, **more.get(kind, {})}
     config = LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=0, vocab_size=8, rope_parameters=rope)
     plain, model = LlamaRotaryEmbedding(config), LlamaModel(config).requires_grad_(False)
-    fuse_between(model, 40)
+    renewals = fuse_between(model, 40)
     x, one, several = torch.empty(0), torch.tensor([[3], [39], [0]]), torch.tensor([[0, 1, 77]])
     wanted = [plain(x, one), plain(x, several)]
     for ours, right in zip([model.rotary_emb(x, position_ids=one), model.rotary_emb(x, several)], wanted, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(model.rotary_emb(x.half(), one), plain(x.half(), one), strict=True))
-    model.rotary_emb.inv_freq.zero_()
+    for embedding in (plain, model.rotary_emb):
+        embedding.inv_freq.mul_(0.5)
     assert torch.equal(model.rotary_emb(x, one)[0], wanted[0][0]) == (kind != "dynamic")
+    for renew in renewals:
+        renew()
+    assert all(torch.equal(a, b) for a, b in zip(model.rotary_emb(x, one), plain(x, one), strict=True))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------

@@ -29,11 +29,16 @@ def fuse_linears(model: nn.Module) -> None:
             linear.__dict__["forward"] = together.forward_of(k)
 
 
-def fuse_between(model: nn.Module, n_positions: int) -> None:
-    """Lets what lies between the linear maps of a model run in fewer kernels; positions are below a number."""
+def fuse_between(model: nn.Module, n_positions: int) -> list[Callable[[], None]]:
+    """Lets what lies between the linear maps of a model run in fewer kernels; positions are below a number.
+
+    Returns:
+        What makes tables anew in their places, before each use: what they come from may have changed in place.
+    """
+    renewals: list[Callable[[], None]] = []
     for module in model.modules():
         if type(module).__name__.endswith("RotaryEmbedding"):
-            _tabulate_angles(module, next(model.parameters()).dtype, n_positions)
+            renewals += _tabulate_angles(module, next(model.parameters()).dtype, n_positions)
         if type(module).__name__.endswith("RMSNorm"):
             _fuse_norm(module)
         if _has_rotary(module):
@@ -41,6 +46,7 @@ def fuse_between(model: nn.Module, n_positions: int) -> None:
         if {"gate_proj", "up_proj", "down_proj", "act_fn"} == set(module._modules):
             _fuse_gate(module)
     fuse_sums(model)
+    return renewals
 
 
 def _fuse_norm(module: Any) -> None:
@@ -107,13 +113,17 @@ def _fuse_rotary(module: Any) -> None:
         module.__dict__["forward"] = types.MethodType(made, module)
 
 
-def _tabulate_angles(module: Any, dtype: torch.dtype, n_positions: int) -> None:
-    """Cosines and sines of one position per row out of a table, where they depend on nothing else."""
+def _tabulate_angles(module: Any, dtype: torch.dtype, n_positions: int) -> list[Callable[[], None]]:
+    """Cosines and sines of one position per row out of a table, where they depend on nothing else; what renews it."""
     forward, frequencies = type(module).forward.__get__(module), getattr(module, "inv_freq", None)
     if getattr(module, "rope_type", None) not in _FIXED_ROTARY or not isinstance(frequencies, Tensor):
-        return
+        return []
     like = frequencies.new_empty(0, dtype=dtype)
-    table = torch.stack(forward(like, torch.arange(n_positions, device=like.device)[None])).squeeze(1)
+    positions = torch.arange(n_positions, device=like.device)[None]
+    table = torch.stack(forward(like, positions)).squeeze(1)
+
+    def renew() -> None:
+        torch.stack(forward(like, positions), out=table.unsqueeze(1))
 
     def angles(x: Tensor, position_ids: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         is_one = position_ids.dim() == 2 and position_ids.shape[1] == 1
@@ -123,8 +133,10 @@ def _tabulate_angles(module: Any, dtype: torch.dtype, n_positions: int) -> None:
         return cos, sin
 
     some = torch.arange(n_positions - 1, -1, -1 - n_positions // 16, device=like.device)[:, None]
-    if all(torch.equal(a, b) for a, b in zip(forward(like, some), angles(like, some), strict=True)):
-        module.__dict__["forward"] = angles
+    if not all(torch.equal(a, b) for a, b in zip(forward(like, some), angles(like, some), strict=True)):
+        return []
+    module.__dict__["forward"] = angles
+    return [renew]
 
 
 def _linears(model: nn.Module) -> Iterator[list[nn.Linear]]:

@@ -84,20 +84,6 @@ class _Inputs(NamedTuple):
     def zeros(cls, n_rows: int, device: torch.device) -> "_Inputs":
         return cls(*torch.zeros(3, n_rows, 1, dtype=torch.long, device=device))
 
-    def feed(self, fed: Tensor, index: int, filled: Tensor | None) -> None:
-        """Takes each row's generated token of an index, and counts the step before, in the cache's slots too."""
-        ran = min(index, 1)
-        if filled is not None and runs_kernels(fed):
-            from steerlab._kernels.feeding import feed
-
-            feed(fed, self.tokens, self.indices, self.counts, filled, index, ran)
-            return
-        self.tokens.copy_(fed.clamp_min(0)[:, None])
-        self.indices.copy_(torch.where(fed < 0, -1, index)[:, None])
-        self.counts.add_(ran)
-        if filled is not None:
-            filled.add_(ran)
-
 
 class Program:
     """One decoding step with its tensors.
@@ -136,10 +122,11 @@ class Program:
         attention = attention_kernel(bridge, "sdpa")
         has_kernels = runs_kernels(self.tokens)
         self.unhooked.set_attention(register() if has_kernels and attention == "sdpa" else attention)
+        self._renewals: list[Callable[[], None]] = []
         if has_kernels:
             fuse_linears(self.unhooked.model)
         if has_kernels and not key.is_compiled:  # a compiler does this by itself
-            fuse_between(self.unhooked.model, key.capacity)
+            self._renewals = fuse_between(self.unhooked.model, key.capacity)
         self._compiled: Any = None
         if key.is_compiled:
             self._compiled = torch.compile(_with_unique_code(self._call_model), fullgraph=True, dynamic=False)
@@ -169,8 +156,24 @@ class Program:
             fed: each row's generated token of this index, negative for rows that have ended, shape [rows].
             index: the first generated token is 0.
         """
-        for device in self.devices:  # tokens are drawn on the head's, which is any of them
-            self._inputs[device].feed(fed.to(device), index, self.cache.filled.get(device))
+        ran = min(index, 1)
+        for device, inputs in self._inputs.items():  # tokens are drawn on the head's, which is any of them
+            here, filled = fed.to(device), self.cache.filled.get(device)
+            if filled is not None and runs_kernels(here):
+                from steerlab._kernels.feeding import feed
+
+                feed(here, *inputs, filled, index, ran)
+                continue
+            inputs.tokens.copy_(here.clamp_min(0)[:, None])
+            inputs.indices.copy_(torch.where(here < 0, -1, index)[:, None])
+            inputs.counts.add_(ran)
+            self.cache.advance(ran, device)
+
+    def begin(self) -> None:
+        """Empties the cache, and makes anew what was computed ahead of buffers of the model."""
+        self.cache.clear()
+        for renew in self._renewals:
+            renew()
 
     @property
     def is_recorded(self) -> bool:

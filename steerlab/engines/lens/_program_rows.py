@@ -107,7 +107,7 @@ class ProgramRows:
         program.user = weakref.ref(self)  # rows know the bridge, and programs outlive it otherwise
         for point, buffers in program.buffers.items():
             buffers.fill([edit for _, edit in self._at[point]])
-        program.cache.clear()
+        program.begin()
         ids, valid = ids.to(self.device), valid.to(self.device)
         width = ids.shape[1]
         positions = valid.cumsum(dim=-1) - 1

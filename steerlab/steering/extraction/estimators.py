@@ -160,14 +160,14 @@ def estimator(method: str) -> RowEstimator:
     return lambda positive, negative: estimate(method, positive[None], negative[None])[0]
 
 
-def check_method(method: str) -> str:
-    """The method itself, if it is known.
+def check_method(method: str, others: Sequence[str] = ()) -> str:
+    """The method itself, if it is one of this module.
 
     Raises:
-        InputError: otherwise; lists the known ones.
+        InputError: otherwise; lists these, and others that the caller knows.
     """
     if method not in _METHODS:
-        raise InputError(f"Unknown extraction method {method!r}; known: {', '.join(METHODS)}.")
+        raise InputError(f"Unknown extraction method {method!r}; known: {', '.join([*METHODS, *others])}.")
     return method
 
 

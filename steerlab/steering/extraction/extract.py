@@ -29,7 +29,7 @@ from steerlab.steering.extraction._pair_activations import (
     read_pairs,
 )
 from steerlab.steering.extraction.bipo import LearningSettings, learn
-from steerlab.steering.extraction.estimators import KEEPS_LENGTH, METHODS, Estimate, random_pairs
+from steerlab.steering.extraction.estimators import KEEPS_LENGTH, Estimate, check_method, random_pairs
 from steerlab.steering.extraction.learned._examples import Examples
 from steerlab.steering.extraction.learned._learn import LEARNED, learn_edit
 from steerlab.steering.extraction.responses import Responses
@@ -120,9 +120,7 @@ def extract(
         return VectorSet((learn_it(engine, data, (site, layers, read), seed, learning, about),))
     if learning:
         raise InputError(f"{', '.join(sorted(learning))}: unknown to method {method!r} of extract.")
-    if method not in METHODS:
-        raise InputError(f"Unknown extraction method {method!r}; known: {', '.join([*METHODS, 'bipo', *LEARNED])}.")
-    pairs = _checked_pairs(data, method)
+    pairs = _checked_pairs(data, check_method(method, ["bipo", *LEARNED]))
     reading = Reading.on(engine, site, layers, read, pool, chat, responses)
     pairs_per_chunk = check_integer(pairs_per_chunk, "pairs_per_chunk", least=1)
     values = _estimated(engine, pairs, method, reading, seed, pairs_per_chunk)
