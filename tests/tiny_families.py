@@ -98,9 +98,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """By Hugging Face's `model_type`: the configuration's class, and values beside the shared ones."""
 
 
-def build_family(directory: Path, family: str) -> Path:
-    """Saves a model of a family with a tokenizer, and returns its directory."""
+FOR_GPU: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    "qwen3_next": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    "deepseek_v3": {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+    },
+}
+"""Sizes of real models, for which alone vLLM's kernels are made on GPUs."""
+
+
+def build_family(directory: Path, family: str, *, for_gpu: bool = False) -> Path:
+    """Saves a model of a family with a tokenizer, and returns its directory.
+
+    Args:
+        directory: for it.
+        family: one of `MODELS`.
+        for_gpu: whether its heads have the sizes that vLLM's kernels for GPUs take.
+    """
     kind, options = MODELS[family]
+    options = {**options, **(FOR_GPU.get(family, {}) if for_gpu else {})}
     return save_tiny(
         AutoModelForCausalLM.from_config,
         getattr(transformers, kind),

@@ -27,6 +27,17 @@ def shared_memory(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)
 
 
+@functools.cache
+def can_read(device: torch.device, other: torch.device) -> bool:
+    """Whether kernels of one NVIDIA GPU can read the memory of another; if so, they can from now on."""
+    if other.type != "cuda" or not runs_kernels(torch.empty(1, device=device)):
+        return False
+    if not torch.cuda.can_device_access_peer(device, other):
+        return False
+    torch.empty(1, device=device).to(other)  # torch lets a GPU access another at its first copy to that
+    return True
+
+
 def on_own_device(launch: Callable[P, R]) -> Callable[P, R]:
     """Runs a function that launches kernels with its first argument's device as the current one.
 

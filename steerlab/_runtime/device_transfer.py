@@ -108,9 +108,9 @@ class Transfers:
 def pack(tensors: Sequence[Tensor]) -> Tensor:
     """The bytes of tensors of one device in one buffer, each at a multiple of 16."""
     parts = []
-    for tensor in tensors:
+    for after, tensor in enumerate(tensors, start=1):
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        padding = -flat.numel() % 16
+        padding = -flat.numel() % 16 if after < len(tensors) else 0
         parts += [flat, flat.new_zeros(padding)] if padding else [flat]
     return torch.cat(parts)
 

@@ -48,7 +48,7 @@ class Rounding:
         return min(_FACTOR * _step(self.dtype) * math.sqrt(2 * self.n_layers + 1), _MOST / 2)
 
     def explains(self, found: Tensor, wanted: Tensor) -> bool:
-        """Whether logits [rows, positions, d_vocab] are those wanted, up to rounding.
+        """Whether logits [rows, positions, d_vocab] are those wanted, up to rounding; or the stream, in their place.
 
         What is not finite in one must not be in the other.
         """

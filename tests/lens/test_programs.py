@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch._inductor.config
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DeepseekV4Config, FalconH1Config, Lfm2Config, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel, LlamaRotaryEmbedding
 
@@ -27,6 +28,7 @@ from steerlab.engines.lens._placement import balanced
 from steerlab.engines.lens._recording import NoReadback, Recording
 from steerlab.measures._rounding import Rounding
 from tests.lens.helpers import PROMPTS, random_vector
+from tests.tiny_families import build_family
 from tests.tiny_models import build_tiny_family, build_tiny_llama
 
 GREEDY = sl.SamplingPolicy.greedy()
@@ -595,7 +597,7 @@ def test_the_error_that_stops_a_recording_is_the_one_that_comes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Void)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(_recording, "_streams_on", lambda devices: nullcontext())
-    transfers = _recording.RecordedTransfers()
+    transfers = _recording.RecordedTransfers({})
 
     def work():
         if transfers.recording is not None:
@@ -603,9 +605,50 @@ def test_the_error_that_stops_a_recording_is_the_one_that_comes(monkeypatch):
         return torch.zeros(1)
 
     with pytest.raises(ValueError, match="no such kernel"):
-        Recording(work, [torch.device("cpu")], transfers, lambda: None, nullcontext())
+        Recording(work, [torch.device("cpu")], transfers, lambda: None)
     assert ended == [True]
     assert transfers.recording is None
+
+
+def test_constants_of_a_pass_are_made_once():
+    """On a GPU `torch.tensor` of a number waits for the device, which a recording cannot."""
+    constants, makers = _recording.KeptConstants(), []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            makers.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    for _ in range(2):
+        makers.clear()
+        with constants, Noting():
+            two = torch.tensor(2.0)
+            two.add_(1)  # a pass may change its own, and begins anew the next time
+            several, whole = torch.tensor([2.0, 3.0]), torch.tensor(2)
+        assert float(two) == 3.0
+        assert several.tolist() == [2.0, 3.0]
+        assert whole.dtype == torch.int64
+    assert makers == ["clone", "add_", "clone", "clone"]
+
+
+def test_experts_in_float32_ask_the_device_nothing(tmp_path):
+    """Whose kernel is for bfloat16: elsewhere Hugging Face counts the tokens of each expert on the processor."""
+    with sl.load(build_family(tmp_path, "mixtral"), device="cpu") as engine:
+        found = [engine.generate(PROMPTS[:3], policy=GREEDY, max_new_tokens=NEW, engine=n) for n in ("fast", "graph")]
+        assert [row.token_ids for row in found[1]] == [row.token_ids for row in found[0]]
+        (program,) = programs(engine).values()
+        assert program.unhooked.model.config._experts_implementation == "batched_mm"
+        assert engine.model.original_model.config._experts_implementation == "grouped_mm"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["gemma2", "gemma4_text", "gpt_oss", "mixtral", "bloom"])
+def test_what_some_families_compute_otherwise_is_recorded(name, tmp_path):
+    """Eager attention, whose mask is made of numbers; a rotary function of its own; experts; ALiBi."""
+    with sl.load(build_family(tmp_path, name), device="cuda") as engine:
+        found = [engine.generate(PROMPTS[:3], policy=GREEDY, max_new_tokens=NEW, engine=n) for n in ("fast", "graph")]
+        assert [row.token_ids for row in found[1]] == [row.token_ids for row in found[0]]
 
 
 @pytest.mark.gpu
@@ -620,7 +663,7 @@ def test_a_void_recording_leaves_the_device_as_it_was():
         return found
 
     with pytest.raises(RuntimeError, match="captur"):
-        Recording(work, [device], _recording.RecordedTransfers(), lambda: None, nullcontext())
+        Recording(work, [device], _recording.RecordedTransfers({}), lambda: None)
     assert torch.equal(torch.cuda.get_rng_state(device), before)
     assert torch.rand(4, device=device).isfinite().all()
     torch.cuda.empty_cache()

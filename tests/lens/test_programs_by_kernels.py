@@ -17,6 +17,7 @@ import torch
 
 import steerlab as sl
 from steerlab.engines.lens._program_rows import why_no_program
+from tests.tiny_families import build_family
 from tests.tiny_models import build_tiny_family
 
 PLACES = ("_kernels.attention", "_kernels.editing", "_kernels.elementwise", "_kernels.linear", "_kernels.rotary")
@@ -36,6 +37,9 @@ without_end = engine.generate(prompts, engine="fast", **options)
 engine.model.original_model.generation_config.eos_token_id = without_end[0].token_ids[2]
 wanted = engine.generate(prompts, engine="fast", **options)
 assert why_no_program(engine.model, plan, is_compiled=False) is None  # compared while torch computes, which is faster
+# their functions of Llama's name take one tensor, and angles of half the width
+others = [sl.load(build_family(Path("{folder}") / name, name), device="cpu") for name in ("gemma4_text", "gpt_oss")]
+assert all(why_no_program(other.model, sl.Plan(), is_compiled=False) is None for other in others)
 for place in (*PLACES, *(f"engines.lens.{{name}}" for name in USERS), "_runtime.decoding"):
     module = importlib.import_module(f"steerlab.{{place}}")
     module.runs_kernels = lambda rows: rows.stride(-1) == 1
@@ -65,6 +69,12 @@ wanted, found = (engine.generate(prompts, engine=name, **options) for name in ("
 for ours, theirs in zip(found, wanted):
     assert ours.token_ids == theirs.token_ids
     assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=1e-4)
+for other in others:
+    wanted, found = (
+        other.generate(prompts, engine=name, max_new_tokens=3, policy=sl.SamplingPolicy.greedy())
+        for name in ("fast", "graph")
+    )
+    assert [row.token_ids for row in found] == [row.token_ids for row in wanted]
 print("the program agrees")
 """
 

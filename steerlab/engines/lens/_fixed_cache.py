@@ -17,7 +17,7 @@ class FixedLayer(StaticLayer):
 
     Args:
         capacity: tokens that fit.
-        filled: by device, how many of them are there; shared by all layers, and not changed here.
+        filled: by device, how many of them are there, shape []; shared by all layers, and not changed here.
         writes_by_kernel: write one token per row by one kernel where that runs; not if the pass is compiled.
     """
 
@@ -28,8 +28,7 @@ class FixedLayer(StaticLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Makes the tensors, on the layer's device."""
         super().lazy_initialization(key_states, value_states)
-        device = key_states.device
-        self.cumulative_length = self._filled.setdefault(device, torch.zeros((), dtype=torch.long, device=device))
+        self.cumulative_length = self._filled[key_states.device]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Writes the tokens of a pass after those that are there."""
@@ -57,11 +56,14 @@ class FixedCache(Cache):
     Args:
         config: of the text model.
         capacity: tokens that fit in each row.
+        filled: see `FixedLayer`.
         writes_by_kernel: see `FixedLayer`.
     """
 
-    def __init__(self, config: Any, capacity: int, *, writes_by_kernel: bool) -> None:
-        self.filled: dict[torch.device, Tensor] = {}
+    def __init__(
+        self, config: Any, capacity: int, filled: dict[torch.device, Tensor], *, writes_by_kernel: bool
+    ) -> None:
+        self.filled = filled
         n_layers = len(StaticCache(config=config, max_cache_len=capacity).layers)
         self._fixed = [FixedLayer(capacity, self.filled, writes_by_kernel=writes_by_kernel) for _ in range(n_layers)]
         super().__init__(layers=[*self._fixed])
@@ -81,10 +83,10 @@ class FixedCache(Cache):
         tensors = [t for layer in self._fixed for t in (layer.keys, layer.values) if t is not None]
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def advance(self, n_tokens: int, device: torch.device) -> None:
-        """States that a pass over this many tokens is done, on a device; nothing where no layer is."""
-        if device in self.filled:
-            self.filled[device].add_(n_tokens)
+    def advance(self, n_tokens: int) -> None:
+        """States that a pass over this many tokens is done."""
+        for filled in self.filled.values():
+            filled.add_(n_tokens)
 
 
 def fits(config: Any) -> bool:

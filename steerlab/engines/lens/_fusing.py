@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steerlab._runtime.self_comparison import is_out_of_memory
 from steerlab.engines.lens._residual_sums import FusedNorm, fuse_sums
 
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -193,9 +194,18 @@ def _random(like: Tensor, *shape: int) -> Tensor:
 def _agree(
     wanted: Callable[[Tensor], Any], found: Callable[[Tensor], Any], values: Tensor, *, of_each: bool = False
 ) -> bool:
-    """Whether two functions give the same up to rounding: of the largest value, or of each where nothing cancels."""
+    """Whether two functions take the same and give the same, up to rounding.
+
+    That is of the largest value, or of each where nothing cancels.
+    """
     bound = _CLOSE.get(values.dtype, _COARSE)
-    for right, ours in zip(_several(wanted(values)), _several(found(values)), strict=True):
+    try:
+        pairs = list(zip(_several(wanted(values)), _several(found(values)), strict=True))
+    except (TypeError, ValueError, RuntimeError) as error:  # a function of that name that takes something else
+        if is_out_of_memory(error):
+            raise
+        return False
+    for right, ours in pairs:
         if right.shape != ours.shape or right.dtype != ours.dtype:
             return False
         size = right.abs() if of_each else right.abs().amax()

@@ -7,7 +7,7 @@ programs run fused kernels in it.
 
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from steerlab.engines.lens._edit_buffers import EditBuffers
 from steerlab.engines.lens._fixed_cache import FixedCache
 from steerlab.engines.lens._fusing import fuse_between, fuse_linears
 from steerlab.engines.lens._hooking import find_hook_point
-from steerlab.engines.lens._recording import NoReadback, RecordedTransfers, Recording
+from steerlab.engines.lens._recording import KeptConstants, NoReadback, RecordedTransfers, Recording
 from steerlab.engines.lens._unhooked_model import UnhookedModel
 
 _KEPT_PROGRAMS, _SHARE_OF_MEMORY = 8, 1 / 16
@@ -68,21 +68,26 @@ class ProgramFailedError(Exception):
 
 
 class _Inputs(NamedTuple):
-    """What changes from step to step, on one device; those after the first read the indices only, for their edits.
+    """What changes from step to step, on one device.
 
     Attributes:
         tokens: that come next, shape [rows, 1].
         indices: which generated token of its row each is, -1 for rows that have ended, shape [rows, 1].
         counts: tokens that each row has run, shape [rows, 1].
+        filled: slots of the cache that hold a token, shape [].
+        together: all of these in one tensor.
     """
 
     tokens: Tensor
     indices: Tensor
     counts: Tensor
+    filled: Tensor
+    together: Tensor
 
     @classmethod
     def zeros(cls, n_rows: int, device: torch.device) -> "_Inputs":
-        return cls(*torch.zeros(3, n_rows, 1, dtype=torch.long, device=device))
+        together = torch.zeros(3 * n_rows + 1, dtype=torch.long, device=device)
+        return cls(*together[:-1].view(3, n_rows, 1), filled=together[-1], together=together)
 
 
 class Program:
@@ -106,15 +111,15 @@ class Program:
         self.unhooked = UnhookedModel(bridge.original_model)
         self.devices = _in_order(self.unhooked.model)
         self.device = self.devices[0]
-        self.cache: Any = FixedCache(
-            bridge.original_model.config.get_text_config(), key.capacity, writes_by_kernel=not key.is_compiled
-        )
         self._inputs = {device: _Inputs.zeros(key.n_rows, device) for device in self.devices}
+        filled = {device: inputs.filled for device, inputs in self._inputs.items()}
+        text_config = bridge.original_model.config.get_text_config()
+        self.cache: Any = FixedCache(text_config, key.capacity, filled, writes_by_kernel=not key.is_compiled)
         self.tokens, self.counts = self._inputs[self.device].tokens, self._inputs[self.device].counts
         self.mask = torch.zeros(key.n_rows, key.capacity, dtype=torch.long, device=self.device)
         self.user: Callable[[], Any] = lambda: None
         self.buffers = {point: self._buffers_at(bridge, point, n_terms) for point, n_terms in key.edited}
-        self._transfers = RecordedTransfers()
+        self._transfers = RecordedTransfers({device: inputs.together for device, inputs in self._inputs.items()})
         self._blocks = [self.unhooked.of(block) for block in bridge.blocks]
         self._recording: Recording | None = None
         self._held = [held for m in modules_in(self.unhooked.model) for held in (m._parameters, m._buffers)]
@@ -122,6 +127,8 @@ class Program:
         attention = attention_kernel(bridge, "sdpa")
         has_kernels = runs_kernels(self.tokens)
         self.unhooked.set_attention(register() if has_kernels and attention == "sdpa" else attention)
+        if next(self.unhooked.model.parameters()).dtype != torch.bfloat16:
+            self.unhooked.keep_experts_on_device()
         self._renewals: list[Callable[[], None]] = []
         if has_kernels:
             fuse_linears(self.unhooked.model)
@@ -157,17 +164,17 @@ class Program:
             index: the first generated token is 0.
         """
         ran = min(index, 1)
-        for device, inputs in self._inputs.items():  # tokens are drawn on the head's, which is any of them
-            here, filled = fed.to(device), self.cache.filled.get(device)
-            if filled is not None and runs_kernels(here):
+        for device in self.devices[:1] if self.is_recorded else self.devices:  # a recording takes along what it was fed
+            inputs, here = self._inputs[device], self._transfers.bring(fed, device)
+            if runs_kernels(here):
                 from steerlab._kernels.feeding import feed
 
-                feed(here, *inputs, filled, index, ran)
+                feed(here, *inputs[:4], index, ran)
                 continue
             inputs.tokens.copy_(here.clamp_min(0)[:, None])
             inputs.indices.copy_(torch.where(here < 0, -1, index)[:, None])
             inputs.counts.add_(ran)
-            self.cache.advance(ran, device)
+            inputs.filled.add_(ran)
 
     def begin(self) -> None:
         """Empties the cache, and makes anew what was computed ahead of buffers of the model."""
@@ -222,8 +229,10 @@ class Program:
 
         with memoised_transfers(self.unhooked.model, self._blocks, self._transfers):
             # compiled code may leave such a mode aside; a program that is not compiled was compared before
-            around = nullcontext() if self.key.is_compiled else NoReadback(self.device.type)
-            return Recording(self._pass, self.devices, self._transfers, restore, around)
+            if self.key.is_compiled:
+                return Recording(self._pass, self.devices, self._transfers, restore)
+            around, constants = NoReadback(self.device.type), KeptConstants()
+            return Recording(self._pass, self.devices, self._transfers, restore, around, constants)
 
 
 def program_for(bridge: Any, key: ProgramKey) -> Program:

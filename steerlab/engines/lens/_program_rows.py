@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steerlab._kernels.availability import runs_kernels
 from steerlab._runtime.capturing import plan_hooks
@@ -45,6 +46,9 @@ TRIED = ((1, 512), (3, CAPACITY_STEP), (17, 512), (33, CAPACITY_STEP))
 """Rows and capacities of the comparison. Kernels compute up to 2, 16 and 32 rows each in a way of their own, and leave
 more to torch; they divide the slots of a cache among processors if rows are few and slots many. Without kernels the
 first two do: one row, and several of different lengths."""
+
+_WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of attention under which both sides are compared: not cuDNN's, which plans anew for every length it meets."""
 
 _LONGEST, _STEPS, _POOL = 8, 3, 67
 """Of the comparison: tokens of its longest prompts, steps after them, and different tokens; a prime: rows differ."""
@@ -126,8 +130,7 @@ class ProgramRows:
                 logits_to_keep=keep,
             )
         program.mask[:, width:] = 1
-        for device in program.devices:
-            program.cache.advance(width, device)
+        program.cache.advance(width)
         if self._is_foreseen and self.max_new_tokens > 1:
             after = torch.arange(self.max_new_tokens - 1, device=self.device)
             self._place(self.run.begin(RowPositions(self._lens[:, None] + after, self._lens)), 0)
@@ -251,7 +254,7 @@ def _difference(bridge: Any) -> str | None:
     rounding = rounding_of(bridge.original_model)
     tried = TRIED if runs_kernels(bridge.original_model.get_input_embeddings().weight) else TRIED[:2]
     try:
-        with undisturbed(bridge.original_model):
+        with undisturbed(bridge.original_model), sdpa_kernel(_WITHOUT_PLANS):
             is_same = all(rounding.explains(*_both(bridge, n_rows, capacity)) for n_rows, capacity in tried)
     except Exception as error:  # foreign code, which may fail in any way; the fast engine then runs
         cause = error.__cause__ if isinstance(error, ProgramFailedError) and error.__cause__ else error

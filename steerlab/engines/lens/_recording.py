@@ -1,14 +1,17 @@
 """A pass recorded as CUDA graphs: one for each stretch of layers on one device, with copies between them."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from steerlab._kernels.availability import can_read
 from steerlab._runtime.device_transfer import Transfers, pack, unpack
 
 _WARM_UPS = 2
@@ -43,18 +46,64 @@ class NoReadback(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class KeptConstants(TorchFunctionMode):
+    """Makes tensors of Python numbers once, and copies of them from then on.
+
+    `torch.tensor` copies from the processor's memory, which no recording can hold. Hugging Face's mask for eager
+    attention is made of such a number, as are the slopes of ALiBi.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[str, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.tensor or not isinstance(args[0] if args else None, int | float | list | tuple):
+            return func(*args, **kwargs)
+        key = repr((args, kwargs))
+        if key not in self._made:
+            self._made[key] = func(*args, **kwargs)
+        return self._made[key].clone()
+
+
 class RecordedTransfers(Transfers):
     """Transfers that end one graph of the recording under way and begin the next.
+
+    Args:
+        states: by device, in the order in which a pass comes to them, what it reads there beside tensors of the model.
+            The first one's goes along to the others.
 
     Attributes:
         recording: under way, if one is.
     """
 
-    recording: "Recording | None" = None
+    def __init__(self, states: Mapping[torch.device, Tensor]) -> None:
+        super().__init__()
+        self.recording: Recording | None = None
+        self._states, self._order = states, list(states)
+
+    def bring(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """A tensor on a device, outside of a recording."""
+        if tensor.device == device or not can_read(device, tensor.device):
+            return tensor.to(device)
+        from steerlab._kernels.peers import take
+
+        wait_for(tensor.device, device, torch.cuda.Event())
+        made = torch.empty_like(tensor, device=device)
+        take(made, tensor)
+        tensor.record_stream(torch.cuda.current_stream(device))
+        return made
 
     def send(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """See `Transfers.send`."""
-        return super().send(tensors, device) if self.recording is None else self.recording.cross(tensors, device)
+        send = super().send if self.recording is None else self.recording.cross
+        here = tensors[0].device
+        if here not in self._order or self._order.index(device) < self._order.index(here):
+            return send(tensors, device)
+        *sent, state = send([*tensors, self._states[here]], device)
+        self._states[device].copy_(state)
+        return sent
 
 
 class Recording:
@@ -66,6 +115,7 @@ class Recording:
         transfers: by which it goes from one to the next.
         restore: undoes what a run of `work` changed.
         around: around the run that is recorded.
+        constants: around each run.
     """
 
     def __init__(
@@ -74,21 +124,26 @@ class Recording:
         devices: Sequence[torch.device],
         transfers: RecordedTransfers,
         restore: Callable[[], None],
-        around: AbstractContextManager[Any],
+        around: AbstractContextManager[Any] | None = None,
+        constants: AbstractContextManager[Any] | None = None,
     ) -> None:
+        around, constants = around or nullcontext(), constants or nullcontext()
         self._steps: list[Callable[[], Any]] = []
         self._kept: list[Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         with _streams_on(devices), _random_numbers_kept(devices):
             for _ in range(_WARM_UPS):
-                work()
+                with constants:
+                    work()
                 restore()
             transfers.recording = self
             try:
                 self._begin(devices[0])
-                with around:
+                with constants, around:
                     self.result = work()
                 self._end()
+                if self.result.device != devices[0]:  # whose next pass writes what the last device reads
+                    self._wait_for(self.result.device, devices[0])
             except BaseException:
                 self._abandon()
                 raise
@@ -115,9 +170,20 @@ class Recording:
         self._end()
         moved = torch.empty_like(packed, device=device)
         self._kept += [packed, moved]
-        self._steps.append(lambda: moved.copy_(packed, non_blocking=True))
-        self._begin(device)
+        if can_read(device, here):
+            from steerlab._kernels.peers import take
+
+            self._wait_for(here, device)
+            take(moved, packed)  # once outside of the graph, which a kernel cannot be compiled in
+            self._begin(device)
+            take(moved, packed)
+        else:
+            self._steps.append(partial(moved.copy_, packed, non_blocking=True))
+            self._begin(device)
         return unpack(moved, tensors)
+
+    def _wait_for(self, source: torch.device, target: torch.device) -> None:
+        self._steps.append(partial(wait_for, source, target, torch.cuda.Event()))
 
     def _begin(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
@@ -167,6 +233,12 @@ def _streams_on(devices: Sequence[torch.device]) -> Iterator[None]:
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
         stack.callback(_wait, devices)
         yield
+
+
+def wait_for(source: torch.device, target: torch.device, event: torch.cuda.Event) -> None:
+    """Lets the current stream of one device wait for that of another."""
+    event.record(torch.cuda.current_stream(source))
+    torch.cuda.current_stream(target).wait_event(event)
 
 
 def _wait(devices: Sequence[torch.device]) -> None:

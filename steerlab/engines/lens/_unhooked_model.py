@@ -68,6 +68,16 @@ class UnhookedModel:
             if config._attn_implementation != implementation:
                 config._attn_implementation = implementation
 
+    def keep_experts_on_device(self) -> None:
+        """Lets experts gather their weights where they would otherwise count tokens on the processor.
+
+        The kernel for experts takes bfloat16; for other dtypes Hugging Face reads from the device how many tokens each
+        has.
+        """
+        for config in self._configs.values():
+            if getattr(config, "_experts_implementation", None) == "grouped_mm":
+                config._experts_implementation = "batched_mm"
+
     def _copy(self, module: nn.Module) -> nn.Module:
         original = unwrapped(module)
         if id(original) not in self._copies:

@@ -216,7 +216,7 @@ def _start(path: str, config: SteeringConfig, arguments: Mapping[str, Any]) -> A
         model=path,
         logprobs_mode="raw_logprobs",
         generation_config="vllm",
-        **{**arguments, "additional_config": {**arguments.get("additional_config", {}), KEY: config.to_json()}},
+        **{**arguments, "additional_config": {**(arguments.get("additional_config") or {}), KEY: config.to_json()}},
     )
 
 
