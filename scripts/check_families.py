@@ -5,7 +5,8 @@
     python scripts/check_families.py --quantization fp8 --device cuda
 
 The models are tiny and random, in float32 or what the table below says. It prints a line for each family and engine; a
-figure is the largest difference. *Streams* are those after each layer, *again* is the difference of a second unsteered
+figure is the largest difference. *Streams* are those after each layer, by token: where experts are chosen, a token that
+is rounded otherwise may get others. *Again* is the difference of a second unsteered
 run after a steered one from the first. With `--quantization` vLLM quantises the weights as it loads them, so that its
 scores differ by as much as that costs; the effect of steering must be about the same. What it finds is put into
 `steerlab/models/families.json` by hand.
@@ -83,7 +84,7 @@ def _vllm(path: Path, name: str, options: argparse.Namespace) -> str:
     if options.device == "cpu":
         start |= {"enforce_eager": True}
     else:
-        sizes = {"cudagraph_capture_sizes": [1, 2, 4, 8]}
+        sizes = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4, 8]}  # nothing is compiled
         linear = {"gdn_prefill_backend": "triton"}  # the other takes a package of its own
         start |= {"kv_cache_memory_bytes": 1 << 28, "compilation_config": sizes, "additional_config": linear}
     if options.quantization:
@@ -104,12 +105,13 @@ def _vllm(path: Path, name: str, options: argparse.Namespace) -> str:
         info = engine.info
     far = [float((a - b).abs().max()) for a, b in zip(found, [*expected, found[0]], strict=True)]
     effects = [float(one[1].mean() - one[0].mean()) for one in (found, expected)]
-    layers = max(float((read[k] - streams[k]).abs().max()) for k in range(lens.info.n_layers))
-    size = max(float(streams[k].abs().max()) for k in range(lens.info.n_layers))
+    layers = range(lens.info.n_layers)
+    away = torch.stack([(read[k] - streams[k]).norm(dim=-1) / streams[k].norm(dim=-1) for k in layers]).flatten()
     same = sum(row.token_ids == ids for row, ids in zip(rows, drawn, strict=True))
     return (
         "scores {:.1e}, steered {:.1e}, again {:.1e}, ".format(*far)
-        + f"streams {layers:.1e} of {size:.1e}, effect {effects[0]:.3f} for {effects[1]:.3f}, "
+        + f"streams {float(away.median()):.1e} (most {float(away.max()):.1e}) of a token's norm, "
+        + f"effect {effects[0]:.3f} for {effects[1]:.3f}, "
         + f"steered tokens equal in {same} of {len(drawn)} rows, {dtype}, weights {info.weight_processing}"
     )
 

@@ -854,6 +854,24 @@ MUTANTS = [
         "tests/kernels/test_decoding_kernels.py -k agree_with_torch",
     ),
     Mutant(
+        "a recorded pass changes its constants for good",
+        "return self._made[key].clone()",
+        "return self._made[key]",
+        "tests/lens/test_programs.py -k constants",
+    ),
+    Mutant(
+        "experts in float32 are counted on the processor",
+        'config._experts_implementation = "batched_mm"',
+        "pass",
+        "tests/lens/test_programs.py -k experts",
+    ),
+    Mutant(
+        "a program's state comes back from a later device",
+        "self._order.index(device) < self._order.index(here)",
+        "False",
+        "tests/lens/test_devices.py -k comes_along",
+    ),
+    Mutant(
         "a table of angles outlives its frequencies",
         "for renew in self._renewals:",
         "for renew in ():",

@@ -73,7 +73,10 @@ def build_mxfp4(directory: Path, *, seed: int = 0) -> tuple[Path, Path]:
     Returns:
         As `build_w8a8`.
     """
-    quantised, twin = (build_family(directory / name, "gpt_oss") for name in ("quantised", "dequantised"))
+    quantised, twin = (
+        build_family(directory / name, "gpt_oss", hidden_size=256, intermediate_size=512)  # what its kernels can take
+        for name in ("quantised", "dequantised")
+    )
     packed, plain = {}, {}
     for name, values in load_file(twin / "model.safetensors").items():
         if name.endswith(("gate_up_proj", "down_proj")):

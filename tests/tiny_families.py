@@ -76,6 +76,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,
             "first_k_dense_replace": 1,
+            "topk_method": "noaux_tc",  # of real ones, read by vLLM
+            "scoring_func": "sigmoid",
         },
     ),
     "glm4": ("Glm4Config", {"head_dim": 32}),
@@ -113,16 +115,17 @@ FOR_GPU: dict[str, dict[str, Any]] = {
 """Sizes of real models, for which alone vLLM's kernels are made on GPUs."""
 
 
-def build_family(directory: Path, family: str, *, for_gpu: bool = False) -> Path:
+def build_family(directory: Path, family: str, *, for_gpu: bool = False, **values: Any) -> Path:
     """Saves a model of a family with a tokenizer, and returns its directory.
 
     Args:
         directory: for it.
         family: one of `MODELS`.
         for_gpu: whether its heads have the sizes that vLLM's kernels for GPUs take.
+        values: of the configuration, in place of those of `MODELS`.
     """
     kind, options = MODELS[family]
-    options = {**options, **(FOR_GPU.get(family, {}) if for_gpu else {})}
+    options = {**options, **(FOR_GPU.get(family, {}) if for_gpu else {}), **values}
     return save_tiny(
         AutoModelForCausalLM.from_config,
         getattr(transformers, kind),

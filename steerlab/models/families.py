@@ -35,7 +35,7 @@ class Cell:
 
     Attributes:
         state: `checked`; `refused`, for a reason; or `open`, which nobody has tried.
-        note: the name of the check, or the reason.
+        note: the names of the checks, or the reason.
     """
 
     state: State

@@ -17,6 +17,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import steerlab as sl
+from steerlab.engines.lens._recording import RecordedTransfers
 from steerlab.engines.lens.hooked_generate import create_steering_hook, hooked_generate
 from tests.simulated_devices import Transfer, place, simulated_devices
 from tests.tiny_models import FAMILIES, build_tiny_gpt2, build_tiny_llama, save_tiny
@@ -314,6 +315,22 @@ def kept_between_steps(models: Models, log: list[Transfer]) -> Any:
     return {"alive": alive}
 
 
+def state_of_a_program(models: Models, log: list[Transfer]) -> Any:
+    """What a program's state is on each device after the stream went there, after it went back, and the copies made."""
+    places = [torch.device("sim", index) for index in range(3)]
+    states = {device: torch.zeros(4, dtype=torch.long).to(device) for device in places}
+    states[places[0]].copy_(torch.arange(1, 5).to(places[0]))
+    transfers = RecordedTransfers(states)
+    stream = torch.ones(2, 3).to(places[0])
+    log.clear()
+    for device in (*places[1:], places[0]):
+        (stream,) = transfers.send([stream], device)
+        if device != places[0]:
+            states[device].add_(1)  # which must not come back
+    copies = sum(t.between_devices for t in log)
+    return {"states": [state.cpu().tolist() for state in states.values()], "copies": copies, "sum": float(stream.sum())}
+
+
 SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -324,6 +341,7 @@ SCENARIOS: dict[str, Callable[[Models, list[Transfer]], Any]] = {
         transfers_of_capture,
         transfers_of_prefill,
         kept_between_steps,
+        state_of_a_program,
     )
 }
 

@@ -23,7 +23,13 @@ SAME = [
     "vector_elsewhere",
 ]
 CLOSE = ["scores", "activations"]
-COUNTED = ["transfers_per_step", "transfers_of_capture", "transfers_of_prefill", "kept_between_steps"]
+COUNTED = [
+    "transfers_per_step",
+    "transfers_of_capture",
+    "transfers_of_prefill",
+    "kept_between_steps",
+    "state_of_a_program",
+]
 
 pytestmark = [
     pytest.mark.slow,
@@ -121,3 +127,9 @@ def test_the_host_gets_no_logits(found: Any) -> None:
 @scenario("kept_between_steps")
 def test_copies_of_earlier_steps_are_let_go(found: Any) -> None:
     assert set(found["alive"]) == {0}
+
+
+@scenario("state_of_a_program")
+def test_a_programs_state_comes_along_with_the_stream(found: Any) -> None:
+    """From each device to the next, in the same copy, and not back."""
+    assert found == {"states": [[1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]], "copies": 3, "sum": 6.0}

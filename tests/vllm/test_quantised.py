@@ -166,13 +166,14 @@ def test_packed_weights_on_a_gpu(build, processing, dtype, activations, tmp_path
     quantised, twin = build(tmp_path)
     ids = AutoTokenizer.from_pretrained(twin)(reference_text())["input_ids"][:400]
     name = str(dtype).removeprefix("torch.")
-    vector = sl.SteeringVector.from_tensor(torch.ones(128), layer=1)
     with started(quantised, layers=[1], dtype=name, gpu_memory_utilization=0.2) as engine:
+        vector = sl.SteeringVector.from_tensor(torch.ones(engine.info.d_model), layer=1)
         options = {"context_length": CONTEXT, "stride": STRIDE}
         found = sl.perplexity(engine, ids, **options)
         steered = sl.perplexity(engine, ids, plan=sl.Plan(sl.add(vector, coef=2.0)), **options)
         info = engine.info
     assert processing in info.weight_processing
     wanted = reference_nll(twin, ids, activations=activations, dtype=dtype, device="cuda")
-    assert found.perplexity == pytest.approx(math.exp(wanted), rel=0.01)
+    # of 400 tokens whose activations are rounded to three bits, in another order
+    assert found.perplexity == pytest.approx(math.exp(wanted), rel=0.01 if activations is None else 0.03)
     assert abs(steered.nll - found.nll) > 0.01

@@ -59,7 +59,9 @@ class KeptConstants(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.tensor or not isinstance(args[0] if args else None, int | float | list | tuple):
+        if func not in (torch.tensor, torch.as_tensor) or not isinstance(
+            args[0] if args else None, int | float | list | tuple
+        ):
             return func(*args, **kwargs)
         key = repr((args, kwargs))
         if key not in self._made:
