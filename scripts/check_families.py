@@ -6,10 +6,9 @@
 
 The models are tiny and random, in float32 or what the table below says. It prints a line for each family and engine; a
 figure is the largest difference. *Streams* are those after each layer, by token: where experts are chosen, a token that
-is rounded otherwise may get others. *Again* is the difference of a second unsteered
-run after a steered one from the first. With `--quantization` vLLM quantises the weights as it loads them, so that its
-scores differ by as much as that costs; the effect of steering must be about the same. What it finds is put into
-`steerlab/models/families.json` by hand.
+is rounded otherwise may get others. *Again* is the difference of a second unsteered run, after a steered one, from the
+first. With `--quantization` vLLM quantises the weights as it loads them, so that its scores differ by as much as that
+costs; the effect of steering must be about the same. What it finds is put into `steerlab/models/families.json` by hand.
 """
 
 import argparse

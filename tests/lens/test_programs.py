@@ -678,6 +678,9 @@ def test_a_model_that_ignores_its_mask_gets_no_program(tiny_llama_path, monkeypa
         engine.model.original_model.config.model_type = "something_else"
         with pytest.raises(InputError, match=r"found other logits than the fast engine's\. Use engine='fast'"):
             engine.generate(PROMPTS[:3], policy=GREEDY, max_new_tokens=2, engine="graph")
+        monkeypatch.setattr(GenerationTask, "_pays", lambda self, backend: True)  # as on a GPU
+        with pytest.warns(SteerlabWarning, match=r"than the fast engine's\. Generation runs on the fast engine"):
+            assert engine.generate(PROMPTS[:3], policy=GREEDY, max_new_tokens=2).engine == "fast"
 
 
 def test_an_edit_in_the_middle_of_a_layer_is_refused(tiny_llama_engine):

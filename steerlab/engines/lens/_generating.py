@@ -25,7 +25,7 @@ from steerlab.core.receipts import Receipt
 from steerlab.core.results import Completion
 from steerlab.engines.lens._backends import choose_backend, warn_once
 from steerlab.engines.lens._program import ProgramFailedError
-from steerlab.engines.lens._program_rows import NO_MEMORY, ProgramRows, why_no_program
+from steerlab.engines.lens._program_rows import COMPARED, NO_MEMORY, ProgramRows, why_no_program
 from steerlab.steering._plan_assignment import AssignedPlan
 from steerlab.steering._run import PlanRun
 from steerlab.steering.plan import Plan
@@ -193,7 +193,7 @@ class GenerationTask:
         reason = reason or why_no_program(self.bridge, plan, is_compiled=way == "compiled")
         if reason is None:
             return way
-        if self._is_named or reason.startswith(NO_MEMORY):
+        if self._is_named or reason.startswith((NO_MEMORY, COMPARED)):
             self._report(reason)
         return None
 

@@ -40,6 +40,7 @@ from steerlab.steering.positions._sets import All
 from steerlab.steering.vectors import SteeringVector
 
 CAPACITY_STEP = 64
+COMPARED = "A short comparison on this model found"
 NO_MEMORY = "Memory did not suffice for the short comparison that comes before a model's first program"
 
 TRIED = ((1, 512), (3, CAPACITY_STEP), (17, 512), (33, CAPACITY_STEP))
@@ -242,7 +243,7 @@ def why_no_program(bridge: Any, plan: Plan, *, is_compiled: bool) -> str | None:
             raise
         said = str(error).strip().partition("\n")[0].rstrip(".")
         return f"{NO_MEMORY} ({said})."
-    return None if different is None else f"A short comparison on this model found {different}."
+    return None if different is None else f"{COMPARED} {different}."
 
 
 def _difference(bridge: Any) -> str | None:
