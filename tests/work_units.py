@@ -42,7 +42,6 @@ SECONDS = {
     "tests/experiment/test_earlier_runs.py": 8,
     # those that run vLLM
     "tests/vllm/test_remote.py": 140,
-    "tests/vllm/test_processes.py": 105,
     "tests/vllm/test_forms.py": 60,
     "tests/vllm/test_serving.py": 60,
     "tests/vllm/test_notebook.py": 38,
@@ -56,7 +55,10 @@ SECONDS = {
 }
 """By file: about how long its unit takes; the others take a few seconds."""
 
-TOGETHER = {"tests/sequences/test_sharded.py": "tests/sequences/test_data_parallel.py"}
+TOGETHER = {
+    "tests/sequences/test_sharded.py": "tests/sequences/test_data_parallel.py",
+    "tests/vllm/test_processes.py": "tests/vllm/test_remote.py",
+}
 """Files whose tests belong to another file's unit, with which they share what takes long to set up."""
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import steerlab as sl
 from steerlab.core.errors import PlanError
 from tests.experiment.data import PAIRS, PROMPTS, TARGETS, TEXTS
 from tests.tiny_models import build_tiny_llama
+from tests.vllm.conftest import OPTIONS as OF_A_SMALL_ENGINE
+from tests.vllm.conftest import set_up_vllm
 
 pytestmark = [
     pytest.mark.vllm,
@@ -33,19 +34,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def experiment(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sl.Experiment]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }.items():
-            patch.setenv(name, value)
-        torch.set_num_threads(1)
-        options = {"layers": [1], "dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 8}
-        with sl.Experiment("run", path, backend="vllm", root=tmp_path_factory.mktemp("runs"), **options) as exp:
-            yield exp
+    options = {"layers": [1], **OF_A_SMALL_ENGINE}
+    with (
+        set_up_vllm(in_process=True),
+        sl.Experiment("run", path, backend="vllm", root=tmp_path_factory.mktemp("runs"), **options) as exp,
+    ):
+        yield exp
 
 
 @pytest.fixture(scope="module")

@@ -201,15 +201,27 @@ def passes_seen(engine):
     return seen
 
 
+@pytest.fixture(scope="module")
+def bloom_path(tmp_path_factory):
+    return build_tiny_family(tmp_path_factory.mktemp("growth") / "bloom", "bloom")
+
+
+@pytest.fixture(scope="module")
+def tried(bloom_path):
+    """An engine that has tried its model before its first call."""
+    with sl.load(bloom_path, device="cpu") as engine:
+        growth_of(engine.model.original_model)
+        yield engine
+
+
 @pytest.mark.parametrize("call", FIRST_CALLS)
-def test_the_trial_is_no_part_of_the_call_that_brings_it(call, tmp_path):
+def test_the_trial_is_no_part_of_the_call_that_brings_it(call, bloom_path, tried):
     """Captures held the trial's tokens, so that vectors and doses were wrong; plans met a pass they did not know."""
-    path = build_tiny_family(tmp_path / "bloom", "bloom")
-    with sl.load(path, device="cpu") as first, sl.load(path, device="cpu") as later:
-        growth_of(later.model.original_model)
+    with sl.load(bloom_path, device="cpu") as first:
+        tried.receipts = first.receipts
         plan = sl.Plan(sl.add(random_vector(first, layer=0), coef=3.0, where=sl.where.all()))
-        found, expected = (FIRST_CALLS[call](engine, plan) for engine in (first, later))
-        assert first.receipts == later.receipts
+        found, expected = (FIRST_CALLS[call](engine, plan) for engine in (first, tried))
+        assert first.receipts == tried.receipts
         if call in ("extract", "generate", "score", "hooks"):
             assert found == expected
         else:

@@ -35,7 +35,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(needs_vllm)
 
 
-OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 8}
+OPTIONS = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "block_size": 32,
+    "max_num_seqs": 8,
+    "kv_cache_memory_bytes": 256 << 20,
+}
 """Of a small engine."""
 
 ASKED = json.loads(os.environ.get("STEERLAB_TEST_VLLM", "{}"))
@@ -45,9 +51,10 @@ ASKED = json.loads(os.environ.get("STEERLAB_TEST_VLLM", "{}"))
 @contextmanager
 def started(path, *, in_process=True, **arguments):
     """A small engine in float32; in this process it starts in a quarter of the time."""
+    options = {**OPTIONS, **arguments, **ASKED}
     with (
-        set_up_vllm(in_process=in_process),
-        sl.load(path, backend="vllm", **{**OPTIONS, **arguments, **ASKED}) as engine,
+        set_up_vllm(in_process=in_process, compiled=not options["enforce_eager"]),
+        sl.load(path, backend="vllm", **options) as engine,
     ):
         yield engine
     _freeze_once()
@@ -61,10 +68,19 @@ def _freeze_once():
 
 
 @contextmanager
-def set_up_vllm(*, in_process):
-    """What vLLM reads of its surroundings."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as plugin:
-        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+def set_up_vllm(*, in_process, compiled=False):
+    """What vLLM reads of its surroundings.
+
+    Args:
+        in_process: whether the engine runs in this process.
+        compiled: whether functions are compiled that vLLM compiles, even of an engine that is eager, for seconds each.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory() as plugin,
+        torch.compiler.set_stance("default" if compiled else "force_eager"),
+    ):
+        patch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
         # an engine looks for garbage seven times, through all that is alive: only what was imported is spared that
         patch.setattr(gc, "unfreeze", lambda: None)
         patch.setattr(gc, "freeze", lambda: None)

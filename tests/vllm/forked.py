@@ -3,6 +3,7 @@
 By itself vLLM starts new ones there, each of which imports torch, Transformers and vLLM for ten seconds.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,8 @@ def register() -> None:
     """Called by vLLM in each of its processes."""
     if os.environ[ASKED_BY] == str(os.getpid()):  # pytest, whose threads a fork would lose, but not what they hold
         return
+    gc.freeze()  # what was imported is searched for garbage by no child, which would copy it
+    gc.unfreeze = lambda: None
     from vllm.platforms.cpu import CpuPlatform
 
     os.environ[METHOD] = "fork"
@@ -34,4 +37,5 @@ def environment(directory: Path) -> dict[str, str]:
     Args:
         directory: an empty one, for the plugin's metadata.
     """
-    return {"PYTHONPATH": python_path_with_plugin(directory, "forked", __name__), ASKED_BY: str(os.getpid())}
+    asked_by = os.environ.get(ASKED_BY, str(os.getpid()))
+    return {"PYTHONPATH": python_path_with_plugin(directory, "forked", __name__), ASKED_BY: asked_by}

@@ -7,23 +7,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import psutil
+import torch
 
 import steerlab as sl
 from tests.vllm import forked
+from tests.vllm.conftest import OPTIONS
+from tests.vllm.ready import Program, start_ready
 
 KEY = "open-sesame"
 BLOCK = 32
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCH_COMPILE_DISABLE": "1",
 }
 
 
@@ -37,6 +41,7 @@ class Served:
         log: what it prints.
         tokens_per_pass: that vLLM runs at most.
         port: where it listens.
+        ready: whether its process has imported vLLM before it is told to serve, rather than started as by a command.
         process: it.
     """
 
@@ -45,7 +50,8 @@ class Served:
     log: Path
     tokens_per_pass: int = 256
     port: int = field(default_factory=lambda: _free_port())
-    process: subprocess.Popen | None = None
+    ready: bool = False
+    process: subprocess.Popen | Program | None = None
 
     @property
     def url(self) -> str:
@@ -55,15 +61,19 @@ class Served:
         vllm_options = ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-num-seqs", "8"]
         vllm_options += ["--served-model-name", "tiny", "--api-key", KEY]
         vllm_options += ["--max-num-batched-tokens", str(self.tokens_per_pass)]
-        command = [sys.executable, "-c", "from steerlab._cli import main; main()", "serve", str(self.model)]
-        plugin = Path(tempfile.mkdtemp(dir=self.log.parent))
-        with self.log.open("a") as file:
-            self.process = subprocess.Popen(
-                [*command, *self.options, "--port", str(self.port), "--", *vllm_options],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT, **forked.environment(plugin)},
-            )
+        vllm_options += ["--kv-cache-memory-bytes", str(OPTIONS["kv_cache_memory_bytes"])]
+        arguments = ["serve", str(self.model), *self.options, "--port", str(self.port), "--", *vllm_options]
+        environment = {**ENVIRONMENT, **forked.environment(Path(tempfile.mkdtemp(dir=self.log.parent)))}
+        if self.ready:
+            self.process = start_ready(_command, arguments, environment=environment, log=self.log)
+        else:
+            with self.log.open("a") as file:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", "from steerlab._cli import main; main()", *arguments],
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **environment},
+                )
         if wait:
             self.wait()
 
@@ -111,6 +121,15 @@ class Served:
 
     def post(self, path: str, body) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=120)
+
+
+def _command(arguments: Sequence[str]) -> None:
+    """`steerlab` with these arguments, in a process that has imported what it imports."""
+    from steerlab._cli import main
+
+    torch.compiler.set_stance("force_eager")
+    sys.argv[1:] = arguments
+    main()
 
 
 def _free_port() -> int:

@@ -22,6 +22,8 @@ def test_a_notebook_shows_its_own_output(tiny_path, monkeypatch, tmp_path):
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
         "STEERLAB_CACHE": str(tmp_path),
     }.items():
         monkeypatch.setenv(name, value)

@@ -6,16 +6,18 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
 import pytest
-import torch
 
 import steerlab as sl
 from steerlab.engines.vllm._client.processes import descendants, end
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ
 from tests.vllm import forked
+from tests.vllm.conftest import started
+from tests.vllm.ready import start_ready
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -49,14 +51,30 @@ def plans(vector):
     ]
 
 
-def measured(engine, plans):
+@dataclass(frozen=True)
+class Said:
+    """What an engine says of the prompts.
+
+    Attributes:
+        rows: token ids and log-probs of each row that is generated.
+        edited: of its receipts.
+        read: the stream at layers 1 and 2.
+        log_probs: of the tokens of each target.
+        measured: of each target, quantities that need the whole vocabulary.
+    """
+
+    rows: list[tuple[list[int], list[float]]]
+    edited: list[int]
+    read: dict[int, np.ndarray]
+    log_probs: list[list[float]]
+    measured: list[dict[str, np.ndarray]]
+
+
+def said(engine, plans):
+    """What an engine says; log q of what is drawn is what it is scored with."""
     rows = engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=12)
+    edited = [receipt.edited for receipt in engine.receipts]
     read = engine.capture(PROMPTS, layers=[1, 2], plan=plans[0])
-    return rows, list(engine.receipts), read
-
-
-def scored(engine, plans):
-    """Log-probs, quantities that need the whole vocabulary, and log q of what is drawn."""
     targets = [[" on the table", " four"], [" was quiet"], [" equals four", " seven", " and ten"]]
     scores = engine.score(PROMPTS, targets, plan=plans)
     measures = {"h": PolicyEntropy(COLD), "q": PolicyLogQ(COLD), "all": LogDistribution()}
@@ -65,119 +83,133 @@ def scored(engine, plans):
     again = engine.measure(PROMPTS, [[row.token_ids] for row in drawn], {"q": PolicyLogQ(COLD)}, plan=plans)
     for row, measured in zip(drawn, again, strict=True):
         assert row.token_log_qs == pytest.approx(measured["q"], abs=1e-5)
-    return scores, found
+    return Said(
+        [(list(row.token_ids), list(row.token_log_probs)) for row in rows],
+        edited,
+        {layer: read[layer].numpy() for layer in (1, 2)},
+        [list(one) for one in scores.token_log_probs],
+        [{name: np.asarray(value) for name, value in one.items()} for one in found],
+    )
+
+
+def assert_alike(ours, theirs, *, atol):
+    for a, b in zip(ours.log_probs, theirs.log_probs, strict=True):
+        assert a == pytest.approx(b, abs=atol)
+    for a, b in zip(ours.measured, theirs.measured, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_allclose(a[name], b[name], atol=5e-5)
+    assert [ids for ids, _ in ours.rows] == [ids for ids, _ in theirs.rows]
+    for (_, a), (_, b) in zip(ours.rows, theirs.rows, strict=True):
+        assert a == pytest.approx(b, abs=5e-5)
+    assert ours.edited == theirs.edited
+    for layer in (1, 2):
+        np.testing.assert_allclose(ours.read[layer], theirs.read[layer], atol=1e-3, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
 def alone(start, tiny_path, plans):
     """What one rank says."""
     with start(tiny_path, layers=[1, 2], sites=SITES) as engine:
-        return *measured(engine, plans), *scored(engine, plans)
+        return said(engine, plans)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # vLLM leaves a socket of a dead engine
-def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(start, tiny_path, plans, alone, monkeypatch):
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    before = set(descendants())
-    with start(tiny_path, in_process=False, layers=[1, 2], sites=SITES, tensor_parallel_size=2) as engine:
-        mine = [process for process in descendants() if process not in before]
-        rows, receipts, read = measured(engine, plans)
-        scores, found = scored(engine, plans)
-        for a, b in zip(scores.token_log_probs, alone[3].token_log_probs, strict=True):
-            assert a == pytest.approx(b, abs=5e-5)
-        for a, b in zip(found, alone[4], strict=True):
-            for name in a:
-                np.testing.assert_allclose(a[name], b[name], atol=5e-5)
-        for a, b in zip(rows, alone[0], strict=True):
-            assert a.token_ids == b.token_ids
-            assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=5e-5)
-        assert [r.edited for r in receipts] == [r.edited for r in alone[1]]
-        torch.testing.assert_close(read[2], alone[2][2], atol=1e-3, rtol=1e-4)
+@pytest.fixture
+def apart(tiny_path, plans, tmp_path):
+    """What a function of the model's path and the plans returns, in a process that starts an engine in two more."""
+
+    def run(function):
+        log, environment = tmp_path / "log.txt", {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+        program = start_ready(function, tiny_path, plans, environment=environment, log=log)
+        try:
+            assert program.wait(300) == 0, log.read_text()
+        finally:
+            program.kill()
+        return program.value
+
+    return run
+
+
+def two_ranks(path, plans):
+    """What two ranks say; then a call is interrupted, and a worker killed."""
+    with started(path, in_process=False, layers=[1, 2], sites=SITES, tensor_parallel_size=2) as engine:
+        mine = descendants()
+        found = said(engine, plans)
         _interrupt_soon()
         with pytest.raises(KeyboardInterrupt):
             _generate_for_ever(engine, plans)
-        for a, b in zip(engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=12), rows, strict=True):
-            assert a.token_ids == b.token_ids  # nothing of the interrupted call is found here
+        again = engine.generate(PROMPTS, plan=plans, policy=GREEDY, max_new_tokens=12)
+        assert [list(row.token_ids) for row in again] == [ids for ids, _ in found.rows]  # nothing of the call's is left
         worker = next(process for process in mine if "Worker" in process.name())
         threading.Thread(target=_kill_soon, args=(worker,)).start()
         with pytest.raises(sl.SteerlabError, match="worker processes failed or was killed"):
             _generate_for_ever(engine, plans)
     assert not [process for process in mine if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
-def test_two_pipeline_stages_say_what_one_says(start, tiny_path, plans, alone, monkeypatch):
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+def test_two_ranks_say_what_one_says_and_a_dead_worker_is_reported(apart, alone):
+    assert_alike(apart(two_ranks), alone, atol=5e-5)
+
+
+def two_stages(path, plans):
+    """Of each worker, its stage and what is there; and what both say. They are traced, and run without compiled C++."""
     stages = {"pipeline_parallel_size": 2, "enforce_eager": False}
-    with start(tiny_path, in_process=False, layers=[1, 2], sites=SITES, **stages) as engine:
-        workers = engine._running.workers
-        rows, receipts, read = measured(engine, plans)
-        scores, found = scored(engine, plans)
-    assert [(worker["pp"], worker["points"], worker["head"] is None) for worker in workers] == [
-        (0, [0, 1], True),
-        (1, [2, 3], False),
-    ]
-    for a, b in zip(scores.token_log_probs, alone[3].token_log_probs, strict=True):
-        assert a == pytest.approx(b, abs=2e-5)
-    for a, b in zip(found, alone[4], strict=True):
-        for name in a:
-            np.testing.assert_allclose(a[name], b[name], atol=5e-5)
-    assert [row.token_ids for row in rows] == [row.token_ids for row in alone[0]]
-    assert [r.edited for r in receipts] == [r.edited for r in alone[1]]
-    for layer in (1, 2):
-        torch.testing.assert_close(read[layer], alone[2][layer], atol=1e-3, rtol=1e-4)
+    stages["compilation_config"] = {"mode": "DYNAMO_TRACE_ONCE", "backend": "eager"}
+    with started(path, in_process=False, layers=[1, 2], sites=SITES, **stages) as engine:
+        workers = [(worker["pp"], worker["points"], worker["head"] is None) for worker in engine._running.workers]
+        return workers, said(engine, plans)
 
 
-_CALLER = """
-import sys, time
-import steerlab as sl
+def test_two_pipeline_stages_say_what_one_says(apart, alone):
+    workers, found = apart(two_stages)
+    assert workers == [(0, [0, 1], True), (1, [2, 3], False)]
+    assert_alike(found, alone, atol=2e-5)
 
-if __name__ == "__main__":
+
+def call_for_ever(path, said):
+    """Writes down what becomes of a call that is interrupted, and waits."""
     options = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 8}
-    with sl.VLLMEngine(sys.argv[1], layers=[1], **options) as engine:
+    with sl.VLLMEngine(path, layers=[1], kv_cache_memory_bytes=64 << 20, **options) as engine:
         wanted = [row.token_ids for row in engine.generate(["Two plus two"], max_new_tokens=8)]
-        print("ready", flush=True)
+        said.write_text("ready\n")
         try:
             while True:
                 engine.generate(["Where did you put the keys?"] * 8, max_new_tokens=200)
         except KeyboardInterrupt:
             found = [row.token_ids for row in engine.generate(["Two plus two"], max_new_tokens=8)]
-            print("the same" if found == wanted else f"{found} for {wanted}", flush=True)
+            said.write_text("the same\n" if found == wanted else f"{found} for {wanted}\n")
         time.sleep(600)
-"""
 
 
 def test_an_interrupt_of_the_group_costs_the_call_only_and_no_engine_outlives_its_caller(tiny_path, tmp_path):
-    script = tmp_path / "caller.py"
-    script.write_text(_CALLER)
     environment = {
-        **os.environ,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "HF_HUB_OFFLINE": "1",
         **forked.environment(tmp_path),
     }
-    arguments = {"env": environment, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen([sys.executable, str(script), str(tiny_path)], **arguments) as caller:
-        try:
-            _read_until(caller.stdout, "ready")
-            engines = psutil.Process(caller.pid).children(recursive=True)
-            assert len(engines) >= 2
-            time.sleep(1)
-            os.killpg(caller.pid, signal.SIGINT)  # as a terminal does, and Jupyter
-            assert _read_until(caller.stdout, "the same", "for") == "the same"
-        finally:
-            caller.kill()
+    said, log = tmp_path / "said.txt", tmp_path / "log.txt"
+    said.touch()
+    caller = start_ready(call_for_ever, str(tiny_path), said, environment=environment, log=log)
+
+    def next_word(last):
+        while (word := said.read_text()) == last or not word.endswith("\n"):
+            assert caller.poll() is None, log.read_text()
+            time.sleep(0.05)
+        return word
+
+    try:
+        assert next_word("") == "ready\n"
+        engines = psutil.Process(caller.pid).children(recursive=True)
+        assert len(engines) >= 2
+        time.sleep(1)
+        os.killpg(caller.pid, signal.SIGINT)  # as a terminal does, and Jupyter
+        assert next_word("ready\n") == "the same\n"
+    finally:
+        caller.kill()
     _, alive = psutil.wait_procs(engines, timeout=30)
     assert not alive
-
-
-def _read_until(stream, *wanted):
-    """The first line that holds one of these, which must come."""
-    for line in stream:
-        if any(words in line for words in wanted):
-            return line.strip()
-    pytest.fail(f"The caller ended without a word of {wanted}.")
 
 
 def _generate_for_ever(engine, plans):
