@@ -128,7 +128,7 @@ def test_doctor(steerlab, tiny_llama_path, tiny_gpt2_path):
     assert "differs" not in shown
     found = json.loads(steerlab("doctor", tiny_gpt2_path, "--json").out)
     assert found["family"] == "gpt2"
-    assert found["table"]["bridge"]["edit"] == {"state": "checked", "note": "lens"}
+    assert found["table"]["bridge"]["edit"] == {"state": "checked", "note": "lens, gpu"}
     assert {one["state"] for one in found["findings"]} == {"same"}
     assert [one["engine"] for one in found["findings"]] == ["bridge"] * 5 + ["fast", "graph"]
 
