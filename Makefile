@@ -45,7 +45,7 @@ lint: setup ## ruff, pyright, import-linter
 
 test-peers: check-python ## compare scores and vectors with independent packages, in environments of their own
 	@"$(PYTHON)" scripts/setup.py peers
-	STEERLAB_REQUIRE_PEERS=1 .venv-peers/bin/python -m pytest tests/peers -m peers -W default
+	STEERLAB_REQUIRE_PEERS=1 .venv-peers/bin/python -m pytest tests/peers -m peers -W default -n 2
 
 test-legacy: base ## run hooked_generate on HookedTransformer, in an environment with TransformerLens 3.9
 	@"$(PYTHON)" scripts/setup.py legacy-$(LEGACY)
