@@ -41,7 +41,7 @@ def main() -> None:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.families:
-            path = build_family(Path(folder) / name, name, for_gpu=options.device == "cuda")
+            path = build_family(Path(folder) / name, name, real_heads=options.device == "cuda" or name in HALF)
             for engine in options.on:
                 start = time.monotonic()
                 try:

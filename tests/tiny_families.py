@@ -100,7 +100,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """By Hugging Face's `model_type`: the configuration's class, and values beside the shared ones."""
 
 
-FOR_GPU: dict[str, dict[str, Any]] = {
+REAL_HEADS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
     "qwen3_next": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
     "deepseek_v3": {
@@ -112,20 +112,20 @@ FOR_GPU: dict[str, dict[str, Any]] = {
         "v_head_dim": 128,
     },
 }
-"""Sizes of real models, for which alone vLLM's kernels are made on GPUs."""
+"""Sizes of real models, for which alone some of vLLM's kernels are made."""
 
 
-def build_family(directory: Path, family: str, *, for_gpu: bool = False, **values: Any) -> Path:
+def build_family(directory: Path, family: str, *, real_heads: bool = False, **values: Any) -> Path:
     """Saves a model of a family with a tokenizer, and returns its directory.
 
     Args:
         directory: for it.
         family: one of `MODELS`.
-        for_gpu: whether its heads have the sizes that vLLM's kernels for GPUs take.
+        real_heads: whether its heads have the sizes of real models where vLLM's kernels take no others.
         values: of the configuration, in place of those of `MODELS`.
     """
     kind, options = MODELS[family]
-    options = {**options, **(FOR_GPU.get(family, {}) if for_gpu else {}), **values}
+    options = {**options, **(REAL_HEADS.get(family, {}) if real_heads else {}), **values}
     return save_tiny(
         AutoModelForCausalLM.from_config,
         getattr(transformers, kind),
