@@ -2,13 +2,11 @@
 
     python scripts/check_families.py [FAMILY …]                    # inside vLLM on a CPU, half a minute each
     python scripts/check_families.py --on lens vllm --device cuda  # programs and vLLM with CUDA graphs
-    python scripts/check_families.py --quantization fp8 --device cuda
 
-The models are tiny and random, in float32 or what the table below says. It prints a line for each family and engine; a
-figure is the largest difference. *Streams* are those after each layer, by token: where experts are chosen, a token that
-is rounded otherwise may get others. *Again* is the difference of a second unsteered run, after a steered one, from the
-first. With `--quantization` vLLM quantises the weights as it loads them, so that its scores differ by as much as that
-costs; the effect of steering must be about the same. What it finds is put into `steerlab/models/families.json` by hand.
+The models are tiny and random, in float32, or inside vLLM in bfloat16 where its kernels take nothing else. It prints a
+line for each family and engine; a figure is the largest difference. *Streams* are those after each layer, by token:
+where experts are chosen, a token that is rounded otherwise may get others. *Again* is the difference of a second
+unsteered run, after a steered one, from the first. What it finds is put into `steerlab/models/families.json` by hand.
 """
 
 import argparse
@@ -35,8 +33,6 @@ def main() -> None:
     parser.add_argument("families", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--on", nargs="+", choices=list(_CHECKS), default=["vllm"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--dtype", help="of vLLM; float32, and bfloat16 for families whose kernels take nothing else")
-    parser.add_argument("--quantization", help="how vLLM quantises the weights as it loads them, such as fp8")
     options = parser.parse_args()
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +74,7 @@ def _vllm(path: Path, name: str, options: argparse.Namespace) -> str:
 
     import steerlab as sl
 
-    dtype = options.dtype or ("bfloat16" if name in HALF else "float32")
+    dtype = "bfloat16" if name in HALF else "float32"
     start: dict[str, Any] = {"dtype": dtype, "max_num_seqs": 8, "max_model_len": 256}
     if options.device == "cpu":
         start |= {"enforce_eager": True}
@@ -86,8 +82,6 @@ def _vllm(path: Path, name: str, options: argparse.Namespace) -> str:
         sizes = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4, 8]}  # nothing is compiled
         linear = {"gdn_prefill_backend": "triton"}  # the other takes a package of its own
         start |= {"kv_cache_memory_bytes": 1 << 28, "compilation_config": sizes, "additional_config": linear}
-    if options.quantization:
-        start |= {"quantization": options.quantization}
 
     def scores(engine: sl.Engine, each: sl.Plan | None) -> torch.Tensor:
         return torch.tensor([score.log_prob for score in engine.score(PROMPTS, TARGETS, plan=each)])
@@ -101,7 +95,6 @@ def _vllm(path: Path, name: str, options: argparse.Namespace) -> str:
         found = [scores(engine, each) for each in (None, plan, None)]
         read = engine.capture(PROMPTS, layers="all")
         rows = engine.generate(PROMPTS, plan=plan, policy=policy, max_new_tokens=12)
-        info = engine.info
     far = [float((a - b).abs().max()) for a, b in zip(found, [*expected, found[0]], strict=True)]
     effects = [float(one[1].mean() - one[0].mean()) for one in (found, expected)]
     layers = range(lens.info.n_layers)
@@ -111,7 +104,7 @@ def _vllm(path: Path, name: str, options: argparse.Namespace) -> str:
         "scores {:.1e}, steered {:.1e}, again {:.1e}, ".format(*far)
         + f"streams {float(away.median()):.1e} (most {float(away.max()):.1e}) of a token's norm, "
         + f"effect {effects[0]:.3f} for {effects[1]:.3f}, "
-        + f"steered tokens equal in {same} of {len(drawn)} rows, {dtype}, weights {info.weight_processing}"
+        + f"steered tokens equal in {same} of {len(drawn)} rows, {dtype}"
     )
 
 

@@ -98,14 +98,17 @@ def pack_int8(weight: Tensor) -> Packed:
 
 def pack_int4(weight: Tensor) -> Packed:
     """Symmetric int4 with a float16 scale per row and group; eight codes in one int32, the first in the lowest bits."""
-    rows, columns = weight.shape
-    groups = weight.view(rows, columns // GROUP, GROUP)
-    scale = (groups.abs().amax(dim=2, keepdim=True) / 7).half().float()
-    codes = (groups / scale).round().clamp(-8, 7)
-    dequantised = (codes * scale).view(rows, columns)
-    packed = _words((codes.long() + 8).view(rows, columns // 8, 8), dim=2)
-    shape = torch.tensor([rows, columns])
-    return {"weight_packed": packed, "weight_scale": scale[:, :, 0].half(), "weight_shape": shape}, dequantised
+    codes, scale, dequantised = _int4(weight)
+    packed = _words(codes.view(len(codes), -1, 8), dim=2)
+    return {"weight_packed": packed, "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}, dequantised
+
+
+def _int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes from 0 to 15 of a weight [rows, columns], float16 scales [rows, groups], and what both stand for."""
+    groups = weight.view(len(weight), -1, GROUP)
+    scale = (groups.abs().amax(dim=2, keepdim=True) / 7).half()
+    codes = (groups / scale.float()).round().clamp(-8, 7)
+    return (codes.long() + 8).view(weight.shape), scale[:, :, 0], (codes * scale.float()).view(weight.shape)
 
 
 def pack_fp8(weight: Tensor) -> Packed:
@@ -134,15 +137,12 @@ def pack_nvfp4(weight: Tensor) -> Packed:
 
 def pack_gptq(weight: Tensor) -> Packed:
     """Symmetric int4 as GPTQ stores it: transposed, eight inputs in one int32; zero points are written less 1."""
-    tensors, dequantised = pack_int4(weight)
-    groups = weight.view(len(weight), -1, GROUP)
-    scale = tensors["weight_scale"].float()[:, :, None]
-    codes = ((groups / scale).round().clamp(-8, 7) + 8).long().view(weight.shape).T
-    rows, columns = codes.shape
+    codes, scale, dequantised = _int4(weight)
+    columns, rows = codes.shape
     return {
-        "qweight": _words(codes.reshape(rows // 8, 8, columns), dim=1),
+        "qweight": _words(codes.T.reshape(rows // 8, 8, columns), dim=1),
         "qzeros": _words(torch.full((rows // GROUP, columns // 8, 8), 7), dim=2),
-        "scales": tensors["weight_scale"].T.contiguous(),
+        "scales": scale.T.contiguous(),
         "g_idx": (torch.arange(rows) // GROUP).to(torch.int32),
     }, dequantised
 

@@ -48,14 +48,14 @@ class Rounding:
         return min(_FACTOR * _step(self.dtype) * math.sqrt(2 * self.n_layers + 1), _MOST / 2)
 
     def explains(self, found: Tensor, wanted: Tensor) -> bool:
-        """Whether logits [rows, positions, d_vocab] are those wanted, up to rounding; or the stream, in their place.
+        """Whether logits [rows, positions, d_vocab] are those wanted, up to rounding.
 
         What is not finite in one must not be in the other.
         """
         return self.excess(found, wanted) <= 1
 
     def excess(self, found: Tensor, wanted: Tensor) -> float:
-        """The difference of logits [rows, positions, d_vocab], over what rounding may do; infinite if none could."""
+        """The difference of logits or activations [rows, positions, size], over what rounding may do; infinite if none could."""
         if found.shape != wanted.shape:
             return math.inf
         # row by row, since wide copies of all logits would be as large as a model

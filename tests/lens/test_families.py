@@ -21,6 +21,7 @@ from steerlab.engines.lens._backends import FastBackend, plain_points
 from steerlab.steering._run import PlanRun
 from steerlab.steering.positions.where import RowPositions
 from tests.lens.helpers import random_vector
+from tests.tiny_families import build_family
 from tests.tiny_models import FAMILIES, build_tiny_family, save_tiny
 
 GREEDY = sl.SamplingPolicy.greedy()
@@ -336,6 +337,17 @@ def test_a_family_of_no_list_earns_the_fast_engine_and_programs(elsewhere):
     assert elsewhere.generate(PROMPTS, plan=plan, policy=GREEDY, max_new_tokens=4).engine == "fast"
     ours = elsewhere.generate(PROMPTS[:2], plan=plan, policy=GREEDY, max_new_tokens=5, engine="graph")
     assert [row.token_ids for row in ours] == [row.token_ids for row in bridge]
+
+
+def test_a_small_fault_in_half_precision_is_found(tmp_path):
+    """An MLP that is 5 % too strong; GLM-4's own roundings, which its norms enlarge, are none."""
+    path = build_tiny_family(tmp_path, "llama")
+    with sl.load(path, device="cpu", dtype="bfloat16") as engine:
+        unhooked = backends.unhooked_model_of(engine.model)
+        unhooked.of(engine.model.blocks[1]).mlp.register_forward_hook(lambda module, args, output: 1.05 * output)
+        assert "unedited blocks.1" in (backends.fast_difference(engine.model) or "")
+    with sl.load(build_family(tmp_path / "glm4", "glm4"), device="cpu", dtype="bfloat16") as engine:
+        assert backends.fast_difference(engine.model) is None
 
 
 @pytest.mark.parametrize(

@@ -631,6 +631,9 @@ def test_constants_of_a_pass_are_made_once():
         assert several.tolist() == [2.0, 3.0]
         assert whole.dtype == torch.int64
     assert makers == ["clone", "add_", "clone", "clone"]
+    with constants:  # a list that looks the same on paper, and is not
+        made = [torch.tensor([torch.tensor(value)]) for value in (1.00001, 1.00002)]
+    assert made[0] != made[1]
 
 
 def test_experts_in_float32_ask_the_device_nothing(tmp_path):

@@ -16,7 +16,7 @@ import steerlab as sl
 from steerlab.engines.vllm._client.processes import descendants, end
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ
 from tests.vllm import forked
-from tests.vllm.conftest import started
+from tests.vllm.conftest import OPTIONS, started
 from tests.vllm.ready import start_ready
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -169,8 +169,7 @@ def test_two_pipeline_stages_say_what_one_says(apart, alone):
 
 def call_for_ever(path, said):
     """Writes down what becomes of a call that is interrupted, and waits."""
-    options = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_num_seqs": 8}
-    with sl.VLLMEngine(path, layers=[1], kv_cache_memory_bytes=64 << 20, **options) as engine:
+    with sl.VLLMEngine(path, layers=[1], **OPTIONS) as engine:
         wanted = [row.token_ids for row in engine.generate(["Two plus two"], max_new_tokens=8)]
         said.write_text("ready\n")
         try:

@@ -59,14 +59,17 @@ class KeptConstants(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in (torch.tensor, torch.as_tensor) or not isinstance(
-            args[0] if args else None, int | float | list | tuple
-        ):
+        if func not in (torch.tensor, torch.as_tensor) or not args or not _is_of_numbers(args[0]):
             return func(*args, **kwargs)
         key = repr((args, kwargs))
         if key not in self._made:
             self._made[key] = func(*args, **kwargs)
         return self._made[key].clone()
+
+
+def _is_of_numbers(data: Any) -> bool:
+    """Whether data is a Python number or nested lists of such; tensors in lists would be read to tell them apart."""
+    return all(map(_is_of_numbers, data)) if isinstance(data, list | tuple) else isinstance(data, int | float)
 
 
 class RecordedTransfers(Transfers):
@@ -91,7 +94,7 @@ class RecordedTransfers(Transfers):
             return tensor.to(device)
         from steerlab._kernels.peers import take
 
-        wait_for(tensor.device, device, torch.cuda.Event())
+        _let_wait(device, tensor.device, torch.cuda.Event())
         made = torch.empty_like(tensor, device=device)
         take(made, tensor)
         tensor.record_stream(torch.cuda.current_stream(device))
@@ -145,7 +148,7 @@ class Recording:
                     self.result = work()
                 self._end()
                 if self.result.device != devices[0]:  # whose next pass writes what the last device reads
-                    self._wait_for(self.result.device, devices[0])
+                    self._wait(devices[0], self.result.device)
             except BaseException:
                 self._abandon()
                 raise
@@ -175,7 +178,7 @@ class Recording:
         if can_read(device, here):
             from steerlab._kernels.peers import take
 
-            self._wait_for(here, device)
+            self._wait(device, here)
             take(moved, packed)  # once outside of the graph, which a kernel cannot be compiled in
             self._begin(device)
             take(moved, packed)
@@ -184,8 +187,8 @@ class Recording:
             self._begin(device)
         return unpack(moved, tensors)
 
-    def _wait_for(self, source: torch.device, target: torch.device) -> None:
-        self._steps.append(partial(wait_for, source, target, torch.cuda.Event()))
+    def _wait(self, device: torch.device, other: torch.device) -> None:
+        self._steps.append(partial(_let_wait, device, other, torch.cuda.Event()))
 
     def _begin(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
@@ -237,10 +240,10 @@ def _streams_on(devices: Sequence[torch.device]) -> Iterator[None]:
         yield
 
 
-def wait_for(source: torch.device, target: torch.device, event: torch.cuda.Event) -> None:
-    """Lets the current stream of one device wait for that of another."""
-    event.record(torch.cuda.current_stream(source))
-    torch.cuda.current_stream(target).wait_event(event)
+def _let_wait(device: torch.device, other: torch.device, event: torch.cuda.Event) -> None:
+    """Lets the current stream of a device wait for that of another."""
+    event.record(torch.cuda.current_stream(other))
+    torch.cuda.current_stream(device).wait_event(event)
 
 
 def _wait(devices: Sequence[torch.device]) -> None:
