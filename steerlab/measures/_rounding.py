@@ -55,7 +55,7 @@ class Rounding:
         return self.excess(found, wanted) <= 1
 
     def excess(self, found: Tensor, wanted: Tensor) -> float:
-        """The difference of logits or activations [rows, positions, size], over what rounding may do; inf if none could."""
+        """The difference of logits or activations [rows, positions, size], over what rounding may do; or infinity."""
         if found.shape != wanted.shape:
             return math.inf
         # row by row, since wide copies of all logits would be as large as a model
