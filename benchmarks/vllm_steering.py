@@ -4,10 +4,11 @@
     python benchmarks/vllm_steering.py                      # throughput, 1B Llama shape, on a GPU
     python benchmarks/vllm_steering.py --shape 8b --requests 128 --one-layer
     python benchmarks/vllm_steering.py --tensor-parallel 2
-    python benchmarks/vllm_steering.py --form rotate --site attn_out --one-layer
+    python benchmarks/vllm_steering.py --form add set rotate --site resid_post attn_out --one-layer
 
 Three engines are alive at once on the same device: stock vLLM, one wired layer, all layers wired; with `--hotwire` (and
-`pip install hotwire-vllm`) a fourth, that plugin's, which adds vectors at one layer. Each round runs the same requests
+`pip install hotwire-vllm`) a fourth, that plugin's, which adds vectors at one layer. Every further site has an engine
+of its own, on which the first of the forms runs; all forms run at the first site. Each round runs the same requests
 through each of them in turn, every time with an empty prefix cache, so a slow phase of the host falls on all of them.
 The table gives the median tokens a second, and the median over rounds of the ratio to stock vLLM in the same round.
 `--profile` prints where the host's time goes in one steered call.
@@ -61,8 +62,8 @@ SHAPES = {
 BY_VLLM = ("8b",)
 """Shapes whose weights are not written to a disk: each engine makes its own."""
 
-FORMS = ("add", "set", "rotate", "keep", "schedule", "condition")
-STOCK = "stock"
+FORMS = ("add", "set", "clamp", "feature", "rotate", "keep", "schedule", "condition")
+STOCK, UNSTEERED, DOSE_0 = "stock", "unsteered", "dose 0"
 TIE = 0.02
 """Nats; TF32, in which vLLM's attention multiplies float32 on a GPU, moves the logits of the small model by as much."""
 
@@ -87,8 +88,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="profile one steered call, all layers wired")
     parser.add_argument("--hotwire", action="store_true", help="the plugin hotwire-vllm in the same rounds")
     parser.add_argument("--one-layer", action="store_true", help="without the engine whose every layer is wired")
-    parser.add_argument("--form", default="add", choices=FORMS, help="what every request's edits are")
-    parser.add_argument("--site", default="resid_post", help="where they are; only this site is wired")
+    parser.add_argument("--form", nargs="+", default=["add"], choices=FORMS, help="what every request's edits are")
+    parser.add_argument("--site", nargs="+", default=["resid_post"], help="where they are; each has an engine")
     parser.add_argument("--conditions", type=int, default=2, help="max_conditions of the engines")
     parser.add_argument("--shape", default="1b", choices=SHAPES)
     parser.add_argument("--model", help="a model directory; by default a random one is made")
@@ -183,11 +184,12 @@ def compare(options: argparse.Namespace) -> None:
         if options.hotwire:
             arms += hotwire_arms(options, stack)
         n_layers = SHAPES[options.shape]["num_hidden_layers"]
-        names = ("unsteered", "dose 0", "steered") if options.one_layer else ("unsteered", "steered")
-        arms += steered_arms("one layer", [n_layers // 2], names, options, stack)
+        first, *others = options.site
+        arms += steered_arms("one layer", [n_layers // 2], first, options.form, options, stack)
+        for site in others:
+            arms += steered_arms(f"one layer, {site}", [n_layers // 2], site, options.form[:1], options, stack)
         if not options.one_layer:
-            every = list(range(n_layers))
-            arms += steered_arms("all layers", every, ("unsteered", "dose 0", "steered"), options, stack)
+            arms += steered_arms("all layers", list(range(n_layers)), first, options.form, options, stack)
         for arm in arms:  # warm-up: kernels, host paths, and vectors on their way to the workers
             arm.reset()
             arm.run()
@@ -204,7 +206,7 @@ def compare(options: argparse.Namespace) -> None:
 def stock_arm(options: argparse.Namespace, stack: contextlib.ExitStack) -> Arm:
     """The work on vLLM as it comes."""
     llm = start_llm(options, "", stack)
-    return Arm(STOCK, "unsteered", native(llm, options, None), llm.reset_prefix_cache)
+    return Arm(STOCK, UNSTEERED, native(llm, options, None), llm.reset_prefix_cache)
 
 
 def hotwire_arms(options: argparse.Namespace, stack: contextlib.ExitStack) -> list[Arm]:
@@ -225,7 +227,7 @@ def hotwire_arms(options: argparse.Namespace, stack: contextlib.ExitStack) -> li
     specs = [json.dumps({"id": str(row), "layer": layer, "scale": 0.5}) for row in range(options.requests)]
     return [
         Arm("hotwire, one layer", name, native(llm, options, given), llm.reset_prefix_cache)
-        for name, given in (("unsteered", None), ("steered", specs))
+        for name, given in ((UNSTEERED, None), ("steered", specs))
     ]
 
 
@@ -260,11 +262,12 @@ def native(llm: Any, options: argparse.Namespace, hotwire: list[str] | None) -> 
 def steered_arms(
     engine_name: str,
     layers: list[int],
-    names: tuple[str, ...],
+    site: str,
+    forms: list[str],
     options: argparse.Namespace,
     stack: contextlib.ExitStack,
 ) -> list[Arm]:
-    """The work on an engine of ours, with and without steering."""
+    """The work on an engine of ours: without a plan, with the first form at dose 0, and with each form."""
     from steerlab.engines.vllm import VLLMEngine
 
     os.environ["VLLM_PLUGINS"] = "steerlab"
@@ -272,18 +275,19 @@ def steered_arms(
         VLLMEngine(
             options.model,
             layers=layers,
-            sites=[options.site],
+            sites=[site],
             max_conditions=options.conditions,
             capture_tokens=512,
             **engine_arguments(options),
         )
     )
-    plans = make_plans(layers, SHAPES[options.shape]["hidden_size"], options)
-    given = {"unsteered": None, "dose 0": [plan.scaled(0.0) for plan in plans], "steered": plans}
+    width = SHAPES[options.shape]["hidden_size"]
+    plans = {form: make_plans(form, layers, site, width, options.requests) for form in forms}
+    given = {UNSTEERED: None, DOSE_0: [plan.scaled(0.0) for plan in plans[forms[0]]], **plans}
     run, prompts = generator(engine, options), make_prompts(options)
     return [
-        Arm(engine_name, name, lambda plan=given[name]: run(prompts, plan), engine.llm.reset_prefix_cache)
-        for name in names
+        Arm(engine_name, name, lambda plan=plan: run(prompts, plan), engine.llm.reset_prefix_cache)
+        for name, plan in given.items()
     ]
 
 
@@ -332,30 +336,51 @@ def make_prompts(options: argparse.Namespace) -> list[list[int]]:
     ]
 
 
-def make_plans(layers: list[int], width: int, options: argparse.Namespace) -> list:
-    """A plan per request: an edit of the form asked for along another vector at every layer."""
+def make_plans(form: str, layers: list[int], site: str, width: int, count: int) -> list:
+    """A plan per request: an edit of one form along another vector at every layer."""
     import torch
 
     import steerlab as sl
+    from steerlab.steering.operators import Edit
 
     generator = torch.Generator().manual_seed(0)
 
     def v(layer: int):
-        return sl.SteeringVector.from_tensor(torch.randn(width, generator=generator), layer=layer, site=options.site)
+        return sl.SteeringVector.from_tensor(torch.randn(width, generator=generator), layer=layer, site=site)
 
     makers = {
         "add": lambda layer: sl.add(v(layer), coef=0.5),
         "set": lambda layer: sl.set(v(layer), 0.5),
+        "clamp": lambda layer: sl.clamp(v(layer), -0.5, 0.5),
+        "feature": lambda layer: Edit(feature_operator(), v(layer), sl.where.all()),
         "rotate": lambda layer: sl.rotate(v(layer), v(layer), angle=0.2),
         "keep": lambda layer: sl.add(v(layer), coef=0.5, norm="keep"),
         "schedule": lambda layer: sl.add(v(layer), coef=0.5, schedule=sl.schedule.decay(64)),
         "condition": lambda layer: sl.add(v(layer), coef=0.5, when=when),
     }
     plans = []
-    for _ in range(options.requests):
+    for _ in range(count):
         when = sl.when(v(layers[0]), above=0.0)
-        plans.append(sl.Plan(*map(makers[options.form], layers)))
+        plans.append(sl.Plan(*map(makers[form], layers)))
     return plans
+
+
+def feature_operator():
+    """A user's own operator, of a feature's form: sets what is read along one direction by writing along another."""
+    from steerlab.steering.operators import Gate, Operator, Term
+
+    class Feature(Operator):
+        """Acts where the feature is active."""
+
+        unit = "coef"
+
+        def terms(self, along):
+            return (Term(along.unit, Gate(3.0, slope=-1.0, threshold=0.0), along.values.roll(1) / 10),)
+
+        def to_json(self):
+            return {"kind": "feature"}
+
+    return Feature()
 
 
 def report(arms: list[Arm], options: argparse.Namespace) -> None:
@@ -370,19 +395,19 @@ def report(arms: list[Arm], options: argparse.Namespace) -> None:
         ratios = [rate / stock for rate, stock in zip(arm.rates, arms[0].rates, strict=True)]
         median, rate = statistics.median(ratios), statistics.median(arm.rates)
         print(f"| {arm.engine} | {arm.name} | {rate:,.0f} | {median:.3f} | {min(ratios):.3f} | {max(ratios):.3f} |")
-    plain, still, moved = arms[-3:]
-    print(f"\nWired: {plain.engine}. Rows whose tokens are all the same, round by round (another split of the same")
-    print("work into batches can change tokens in bfloat16: the first line says how often it does), and after how many")
-    print("tokens, in the median, the others part (steering shows at the first):\n")
-    same = {
-        "unsteered, this round and the one before": zip(plain.tokens[1:], plain.tokens, strict=False),
-        "dose 0 and unsteered": zip(still.tokens, plain.tokens, strict=True),
-        "steered and unsteered": zip(moved.tokens, plain.tokens, strict=True),
-    }
-    print(f"| compared | rows the same of {options.requests} | the others part after |\n| --- | --- | --- |")
-    for name, pairs in same.items():
-        found = [agreement(one, other) for one, other in pairs]
-        print(f"| {name} | {', '.join(str(n) for n, _ in found)} | {', '.join(parted for _, parted in found)} |")
+    print("\nRows whose tokens are all the same, round by round (another split of the same work into batches can")
+    print("change tokens in bfloat16: the first line of an engine says how often it does), and after how many tokens,")
+    print("in the median, the others part (steering shows at the first):\n")
+    print(f"| engine | compared | rows the same of {options.requests} | the others part after |")
+    print("| --- | --- | --- | --- |")
+    for arm in arms[1:]:
+        plain = next(other for other in arms if other.engine == arm.engine)
+        name, pairs = f"{arm.name}, {plain.name}", zip(arm.tokens, plain.tokens, strict=True)
+        if arm is plain:
+            name, pairs = f"{arm.name}, the round before", zip(arm.tokens[1:], arm.tokens, strict=False)
+        found = list(starmap(agreement, pairs))
+        same, parted = ", ".join(str(n) for n, _ in found), ", ".join(after for _, after in found)
+        print(f"| {arm.engine} | {name} | {same} | {parted} |")
 
 
 def agreement(ours: list, theirs: list) -> tuple[int, str]:
@@ -468,24 +493,13 @@ def check_plans(width: int) -> list:
     import torch
 
     import steerlab as sl
-    from steerlab.steering.operators import Edit, Gate, Operator, Term
+    from steerlab.steering.operators import Edit
 
     w = sl.where
 
     def v(layer: int, seed: int, site: str = "resid_post"):
         values = torch.randn(width, generator=torch.Generator().manual_seed(10 * layer + seed))
         return sl.SteeringVector.from_tensor(values, layer=layer, site=site)
-
-    class Feature(Operator):
-        """Sets what is read along one direction by writing along another, where it is active."""
-
-        unit = "coef"
-
-        def terms(self, along):
-            return (Term(along.unit, Gate(3.0, slope=-1.0, threshold=0.0), along.values.roll(1) / 10),)
-
-        def to_json(self):
-            return {"kind": "feature"}
 
     passes, fails = sl.when(v(1, 8), above=-1e9), sl.when(v(1, 9, "attn_out"), above=0.999, reading="cosine")
     read = sl.when(v(1, 8), below=1e9, read=w.index(0, 20, -1))
@@ -502,7 +516,7 @@ def check_plans(width: int) -> list:
         [sl.set(v(2, 0), 2.0, norm="keep"), sl.add(v(2, 1), coef=1.0, norm="keep", where=w.all())],
         [sl.add(v(1, 2), coef=2.0, schedule=sl.schedule.decay(4.0))],
         [sl.rotate(v(2, 2), v(2, 3), angle=0.5, norm="keep", schedule=sl.schedule.linear(1.0, -1.0, over=8))],
-        [Edit(Feature(), v(1, 4), w.all())],
+        [Edit(feature_operator(), v(1, 4), w.all())],
         [sl.add(v(1, 5, "attn_out"), coef=0.5), sl.ablate(v(2, 5, "mlp_out"), where=w.all())],
         [
             sl.add(v(1, 6, "resid_mid"), coef=1.0, where=w.all()),

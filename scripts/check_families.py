@@ -2,6 +2,7 @@
 
     python scripts/check_families.py [FAMILY …]                    # inside vLLM on a CPU, half a minute each
     python scripts/check_families.py --on lens vllm --device cuda  # programs and vLLM with CUDA graphs
+    python scripts/check_families.py --all-experts qwen3_next      # whether a difference is the choice of experts
 
 The models are tiny and random, in float32, or inside vLLM in bfloat16 where its kernels take nothing else. It prints a
 line for each family and engine; a figure is the largest difference. *Streams* are those after each layer, by token:
@@ -27,17 +28,24 @@ HALF = ("qwen3_next", "qwen3_5_text", "deepseek_v3")
 
 def main() -> None:
     """Runs the families that are named, or all."""
-    from tests.tiny_families import MODELS, build_family
+    from tests.tiny_families import MODELS, N_EXPERTS, build_family
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--on", nargs="+", choices=list(_CHECKS), default=["vllm"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--all-experts", action="store_true", help="send every token to every expert")
     options = parser.parse_args()
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.families:
-            path = build_family(Path(folder) / name, name, real_heads=options.device == "cuda" or name in HALF)
+            takes_all = options.all_experts and "num_experts_per_tok" in MODELS[name][1]
+            path = build_family(
+                Path(folder) / name,
+                name,
+                real_heads=options.device == "cuda" or name in HALF,
+                **({"num_experts_per_tok": N_EXPERTS} if takes_all else {}),
+            )
             for engine in options.on:
                 start = time.monotonic()
                 try:

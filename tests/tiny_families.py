@@ -30,7 +30,8 @@ _LINEAR = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+N_EXPERTS = 4
+_EXPERTS = {"num_experts": N_EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "gpt2": ("GPT2Config", {"num_key_value_heads": LACKING, "intermediate_size": LACKING}),
@@ -42,11 +43,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", {}),
     "gpt_neox": ("GPTNeoXConfig", {"num_key_value_heads": LACKING}),
     "phi3": ("Phi3Config", {"sliding_window": None}),
-    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": N_EXPERTS, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 32, **_EXPERTS}),
     "gpt_oss": (
         "GptOssConfig",
-        {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, **_TWO_KINDS},
+        {"head_dim": 32, "num_local_experts": N_EXPERTS, "num_experts_per_tok": 2, **_TWO_KINDS},
     ),
     "gemma4_text": (
         "Gemma4TextConfig",
@@ -70,7 +71,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "qk_rope_head_dim": 16,
             "qk_nope_head_dim": 32,
             "v_head_dim": 32,
-            "n_routed_experts": 4,
+            "n_routed_experts": N_EXPERTS,
             "n_group": 2,
             "topk_group": 1,
             "num_experts_per_tok": 2,

@@ -60,6 +60,7 @@ def can_edit(stream: Tensor) -> bool:
     )
 
 
+@torch.library.custom_op("steerlab::edit_new_tokens", mutates_args=("edited", "changes"))
 @on_own_device
 def edit(
     stream: Tensor,
@@ -111,3 +112,19 @@ def edit(
         **overlapping(stream.device),
     )
     return out
+
+
+@edit.register_fake
+def _(
+    stream: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    gates: Tensor,
+    keeps: Tensor,
+    index: Tensor,
+    selected: Tensor,
+    factors: Tensor,
+    edited: Tensor,
+    changes: Tensor,
+) -> Tensor:
+    return stream.new_empty(stream.shape)

@@ -75,6 +75,7 @@ def can_normalise(rows: Tensor, weight: Tensor) -> bool:
     return is_known and runs_kernels(rows) and rows.shape[-1] == weight.numel() <= _WIDEST
 
 
+@torch.library.custom_op("steerlab::rms_norm", mutates_args=())
 @on_own_device
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Rows [..., width] over their root mean square, times a weight [width]."""
@@ -99,12 +100,18 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out.view(rows.shape)
 
 
+@rms_norm.register_fake
+def _(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return rows.new_empty(rows.shape)
+
+
 def can_add(rows: Tensor, added: Tensor, weight: Tensor) -> bool:
     """Whether the kernel takes these rows and what is added to them, both [..., width]."""
     is_one_kind = rows.dtype == added.dtype and rows.device == added.device == weight.device
     return is_one_kind and rows.shape == added.shape and can_normalise(rows, weight) and runs_kernels(added)
 
 
+@torch.library.custom_op("steerlab::add_and_norm", mutates_args=())
 @on_own_device
 def add_and_norm(rows: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The sum of rows [..., width], and that over its root mean square, times a weight [width]."""
@@ -129,11 +136,17 @@ def add_and_norm(rows: Tensor, added: Tensor, weight: Tensor, eps: float) -> tup
     return total.view(rows.shape), out.view(rows.shape)
 
 
+@add_and_norm.register_fake
+def _(rows: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return rows.new_empty(rows.shape), rows.new_empty(rows.shape)
+
+
 def can_gate(gate: Tensor, value: Tensor) -> bool:
     """Whether the kernel takes these rows [..., width]."""
     return runs_kernels(gate) and runs_kernels(value) and gate.dtype == value.dtype != torch.float64
 
 
+@torch.library.custom_op("steerlab::silu_gate", mutates_args=())
 @on_own_device
 def silu_gate(gate: Tensor, value: Tensor) -> Tensor:
     """silu(gate) · value, both of shape [..., width]."""
@@ -153,6 +166,11 @@ def silu_gate(gate: Tensor, value: Tensor) -> Tensor:
     return out.view(gate.shape)
 
 
+@silu_gate.register_fake
+def _(gate: Tensor, value: Tensor) -> Tensor:
+    return gate.new_empty(gate.shape)
+
+
 def can_write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether the kernel takes one new token per row, [rows, heads, 1, width], and caches of contiguous slots."""
     return (
@@ -164,6 +182,7 @@ def can_write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> bool:
     )
 
 
+@torch.library.custom_op("steerlab::write", mutates_args=("keys", "values"))
 @on_own_device
 def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot: Tensor) -> None:
     """Stores one new token per row in a slot of the cache; `slot` has one element, on the device."""

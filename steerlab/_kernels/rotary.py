@@ -73,9 +73,15 @@ def can_rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
     )
 
 
-@on_own_device
 def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Queries [rows, heads, 1, d_head] and keys, turned by the angles [rows or 1, 1, d_head] of their positions."""
+    out = _rotated(query, key, cos, sin)
+    return out[:, : query.shape[1]], out[:, query.shape[1] :]
+
+
+@torch.library.custom_op("steerlab::rotate", mutates_args=())
+@on_own_device
+def _rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     n_rows, n_query, _, d_head = query.shape
     n_heads = n_query + key.shape[1]
     out = query.new_empty(n_rows, n_heads, 1, d_head)
@@ -96,4 +102,10 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
         num_warps=_WARPS,
         **overlapping(query.device),
     )
-    return out[:, :n_query], out[:, n_query:]
+    return out
+
+
+@_rotated.register_fake
+def _(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    n_rows, n_query, _, d_head = query.shape
+    return query.new_empty(n_rows, n_query + key.shape[1], 1, d_head)

@@ -1,12 +1,18 @@
 """Kernels of a pass over one token per row: against torch, by Triton's interpreter or on a GPU; compiled for one."""
 
+import importlib
+import inspect
 import os
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from steerlab import _kernels
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
@@ -151,7 +157,8 @@ for dtype, atol in ((torch.float32, 1e-5), (torch.float16, 2e-2)):
     sizes, found = [len(edit.terms()) for edit in edits], []
     for by_kernel in (False, True):
         torch.manual_seed(1)
-        buffers = _edit_buffers.EditBuffers(sizes, 4, 3, d_model, index, by_kernel=by_kernel)
+        _edit_buffers.runs_kernels = lambda rows, answer=by_kernel: answer
+        buffers = _edit_buffers.EditBuffers(sizes, 4, 3, d_model, index)
         buffers.fill(edits)
         for k in range(len(edits)):
             selected = torch.rand(4, 3) < 0.7
@@ -166,6 +173,17 @@ for dtype, atol in ((torch.float32, 1e-5), (torch.float16, 2e-2)):
 assert not editing.can_edit(stream.double()) and not editing.can_edit(stream[:, 0])
 print("all decoding kernels agree")
 """
+
+
+def test_no_operator_has_the_name_of_another():
+    """Both engines can be in one process, and torch refuses a name that is taken."""
+    modules = [
+        importlib.import_module(f"steerlab._kernels.{found.name}") for found in pkgutil.iter_modules(_kernels.__path__)
+    ]
+    modules.append(importlib.import_module("steerlab.engines.vllm._worker.op"))
+    defined = [name for module in modules for name in re.findall(r'custom_op\("(.*?)"', inspect.getsource(module))]
+    assert len(defined) >= 8
+    assert "steerlab::edit" not in defined, "the one inside vLLM has that name"
 
 
 def test_decoding_kernels_agree_with_torch():

@@ -311,7 +311,7 @@ def test_prompts_of_one_length_run_as_on_fast_to_the_bit(tiny_llama_engine):
 
 def test_an_edit_counts_nothing_of_a_row_that_it_does_not_reach(tiny_llama_engine):
     """Such a row may have ended because its stream is no longer finite."""
-    buffers = EditBuffers([1], 2, 4, tiny_llama_engine.info.d_model, torch.tensor([[1], [-1]]), by_kernel=False)
+    buffers = EditBuffers([1], 2, 4, tiny_llama_engine.info.d_model, torch.tensor([[1], [-1]]))
     buffers.fill([sl.add(random_vector(tiny_llama_engine, layer=1), coef=2.0)])
     buffers.place(0, 0, torch.ones(2, 4, dtype=torch.bool), 1.0)
     h = torch.ones(2, 1, tiny_llama_engine.info.d_model)

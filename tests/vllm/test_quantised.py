@@ -173,7 +173,10 @@ def test_packed_weights_on_a_gpu(build, processing, dtype, activations, tmp_path
         steered = sl.perplexity(engine, ids, plan=sl.Plan(sl.add(vector, coef=2.0)), **options)
         info = engine.info
     assert processing in info.weight_processing
-    wanted = reference_nll(twin, ids, activations=activations, dtype=dtype, device="cuda")
-    # of 400 tokens whose activations are rounded to three bits, in another order
-    assert found.perplexity == pytest.approx(math.exp(wanted), rel=0.01 if activations is None else 0.03)
+    # experts are chosen by rounded numbers: in bfloat16 the twin itself is 7 % from its float32 value
+    computed = torch.float32 if processing == "mxfp4" else dtype
+    wanted = reference_nll(twin, ids, activations=activations, dtype=computed, device="cuda")
+    # FP8: of 400 tokens whose activations are rounded to three bits, in another order
+    bound = 0.01 if activations is None and computed == dtype else 0.03
+    assert found.perplexity == pytest.approx(math.exp(wanted), rel=bound)
     assert abs(steered.nll - found.nll) > 0.01

@@ -20,13 +20,9 @@ class EditBuffers:
         d_model: width of the stream.
         index: which of its generated tokens each row is at, shape [rows, 1], on the layer's device; negative for a row
             that has ended. The buffers read it only.
-        by_kernel: compute each edit by one kernel where that runs; not if the pass is compiled.
     """
 
-    def __init__(
-        self, n_terms: Sequence[int], n_rows: int, capacity: int, d_model: int, index: Tensor, *, by_kernel: bool
-    ) -> None:
-        self._by_kernel = by_kernel
+    def __init__(self, n_terms: Sequence[int], n_rows: int, capacity: int, d_model: int, index: Tensor) -> None:
         n_edits, self.n_terms, self.index, device = len(n_terms), n_terms, index, index.device
         numbers = {"dtype": torch.float32, "device": device}
         self.reads = torch.zeros(sum(n_terms), d_model, **numbers)
@@ -65,7 +61,7 @@ class EditBuffers:
     def __call__(self, h: Tensor) -> Tensor:
         """The stream [rows, 1, d_model] after these edits, each seeing the one before; counts what it did."""
         apply = self._formula
-        if self._by_kernel and runs_kernels(h):
+        if runs_kernels(h):
             from steerlab._kernels.editing import can_edit
 
             apply = self._kernel if can_edit(h) else self._formula

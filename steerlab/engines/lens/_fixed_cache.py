@@ -18,12 +18,11 @@ class FixedLayer(StaticLayer):
     Args:
         capacity: tokens that fit.
         filled: by device, how many of them are there, shape []; shared by all layers, and not changed here.
-        writes_by_kernel: write one token per row by one kernel where that runs; not if the pass is compiled.
     """
 
-    def __init__(self, capacity: int, filled: dict[torch.device, Tensor], *, writes_by_kernel: bool) -> None:
+    def __init__(self, capacity: int, filled: dict[torch.device, Tensor]) -> None:
         super().__init__(max_cache_len=capacity)
-        self._filled, self._writes_by_kernel = filled, writes_by_kernel
+        self._filled = filled
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Makes the tensors, on the layer's device."""
@@ -37,7 +36,7 @@ class FixedLayer(StaticLayer):
         assert self.keys is not None
         assert self.values is not None
         slots = self.cumulative_length.view(1)
-        if self._writes_by_kernel and runs_kernels(key_states):
+        if runs_kernels(key_states):
             from steerlab._kernels.elementwise import can_write, write
 
             if can_write(key_states, value_states, self.keys, self.values):
@@ -57,15 +56,12 @@ class FixedCache(Cache):
         config: of the text model.
         capacity: tokens that fit in each row.
         filled: see `FixedLayer`.
-        writes_by_kernel: see `FixedLayer`.
     """
 
-    def __init__(
-        self, config: Any, capacity: int, filled: dict[torch.device, Tensor], *, writes_by_kernel: bool
-    ) -> None:
+    def __init__(self, config: Any, capacity: int, filled: dict[torch.device, Tensor]) -> None:
         self.filled = filled
         n_layers = len(StaticCache(config=config, max_cache_len=capacity).layers)
-        self._fixed = [FixedLayer(capacity, self.filled, writes_by_kernel=writes_by_kernel) for _ in range(n_layers)]
+        self._fixed = [FixedLayer(capacity, self.filled) for _ in range(n_layers)]
         super().__init__(layers=[*self._fixed])
 
     def clear(self) -> None:

@@ -109,6 +109,7 @@ def _fuse_rotary(module: Any) -> None:
         heads,
     ):
         known = {**forward.__globals__, _ROTARY: rotary}
+        del known["__name__"]  # by which a compiler would look for the function in its module, and find the original
         made = types.FunctionType(forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__)
         made.__kwdefaults__ = forward.__kwdefaults__
         module.__dict__["forward"] = types.MethodType(made, module)

@@ -114,7 +114,7 @@ class Program:
         self._inputs = {device: _Inputs.zeros(key.n_rows, device) for device in self.devices}
         filled = {device: inputs.filled for device, inputs in self._inputs.items()}
         text_config = bridge.original_model.config.get_text_config()
-        self.cache: Any = FixedCache(text_config, key.capacity, filled, writes_by_kernel=not key.is_compiled)
+        self.cache: Any = FixedCache(text_config, key.capacity, filled)
         self.tokens, self.counts = self._inputs[self.device].tokens, self._inputs[self.device].counts
         self.mask = torch.zeros(key.n_rows, key.capacity, dtype=torch.long, device=self.device)
         self.user: Callable[[], Any] = lambda: None
@@ -132,18 +132,15 @@ class Program:
         self._renewals: list[Callable[[], None]] = []
         if has_kernels:
             fuse_linears(self.unhooked.model)
-        if has_kernels and not key.is_compiled:  # a compiler does this by itself
             self._renewals = fuse_between(self.unhooked.model, key.capacity)
-        self._compiled: Any = None
-        if key.is_compiled:
-            self._compiled = torch.compile(_with_unique_code(self._call_model), fullgraph=True, dynamic=False)
+        self._compiled = _compiled(self._call_model) if key.is_compiled else None
 
     def _buffers_at(self, bridge: Any, point: HookPoint, n_terms: tuple[int, ...]) -> EditBuffers:
         name = find_hook_point(bridge, point.name).name
         module = self.unhooked.of(plain_points(bridge)[name])
         index = self._inputs[device_of(module) or self.device].indices
         sizes = self.key.n_rows, self.key.capacity, bridge.cfg.d_model
-        buffers = EditBuffers(n_terms, *sizes, index, by_kernel=not self.key.is_compiled)
+        buffers = EditBuffers(n_terms, *sizes, index)
         install = install_input_hook if name.endswith("hook_in") else install_output_hook
         install(module, buffers)
         return buffers
@@ -282,9 +279,12 @@ def _in_order(model: Any) -> list[torch.device]:
     return [first, *(device for device in devices_of(model) if device != first)]
 
 
-def _with_unique_code(method: Any) -> Any:
-    """The method with a code object of its own, so that no other program's compiled code is found under it."""
+def _compiled(method: Any) -> Any:
+    """The method with what no kernel of ours computes fused by inductor.
+
+    Its code object is its own, so that no other program's compiled code is found under it.
+    """
     function = method.__func__
     code = function.__code__.replace(co_name=f"{function.__name__}_{id(method.__self__):x}")
     copied = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    return types.MethodType(copied, method.__self__)
+    return torch.compile(types.MethodType(copied, method.__self__), fullgraph=True, dynamic=False)

@@ -47,8 +47,9 @@ class FusedNorm:
 
         if not can_add(stream, change, self._weight):
             return stream + change
-        self._sum, self._normed = add_and_norm(stream, change, self._weight, self._eps)
-        return self._sum
+        total, self._normed = add_and_norm(stream, change, self._weight, self._eps)
+        self._sum = total
+        return total
 
 
 def fuse_sums(model: nn.Module) -> None:

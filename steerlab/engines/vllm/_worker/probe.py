@@ -22,6 +22,7 @@ from steerlab.engines.vllm._worker.sublayers import (
     PartsSeen,
     Place,
     Places,
+    adds_up,
     find_places,
     hook,
     is_stream,
@@ -90,7 +91,7 @@ def _find_inside(
     model = worker.model_runner.get_model()
     family = type(model).__name__
     found = {
-        layer: find_places(seen.parts[layer], _before(seen, layer, rule), _after(seen, layer, rule), _same)
+        layer: find_places(seen.parts[layer], _before(seen, layer, rule), _after(seen, layer, rule))
         for layer in dict.fromkeys(point.layer for point in wanted)
     }
     places: dict[int, dict[str, Place]] = {layer: {} for layer in found}
@@ -102,8 +103,8 @@ def _find_inside(
     for layer, chosen in places.items():
         summands = [output_of(moved.parts[layer], found[layer][site]) for site in ("attn_out", "mlp_out")]
         before, after = _before(moved, layer, rule), _after(moved, layer, rule)
-        expected = before + sum(part.reshape(before.shape) for part in summands) + len(chosen) * _STEP
-        if not _same(expected, after):
+        added = torch.full_like(before, len(chosen) * _STEP)
+        if not adds_up([before, *summands, added], after):
             raise refused(family, layer, " or ".join(chosen))
     return dict(places)
 

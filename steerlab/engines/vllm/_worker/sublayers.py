@@ -6,16 +6,20 @@ s + A, in one tensor or in two, takes in resid_mid. A second pass, in which some
 must come out as these sums say; a family in which it does not is refused by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from steerlab.core.errors import HookPointError
 
 Key: TypeAlias = int | str
 """A positional or a named argument."""
+
+_ROUNDINGS = 8
+"""Roundings to the model's dtype that a sum may have gone through; a layer has two, and one for each value added."""
 
 
 @dataclass(frozen=True)
@@ -85,55 +89,54 @@ def first_of(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) and output else output
 
 
-def find_places(seen: PartsSeen, before: Tensor, after: Tensor, same: Callable[[Any, Any], bool]) -> dict[str, Place]:
+def find_places(seen: PartsSeen, before: Tensor, after: Tensor) -> dict[str, Place]:
     """The sites inside a layer that can be reached.
 
     Args:
         seen: what its parts did.
         before: the stream before it.
         after: the stream after it.
-        same: whether two tensors are equal, but for rounding.
     """
     put_out = [
-        (index, part)
+        (index, part.name, part.output)
         for index, part in enumerate(seen.parts)
         if part.output is not None and part.output.numel() == before.numel()
     ]
-    for second, mlp in reversed(put_out):
-        for first, attention in reversed(put_out):
-            if first < second and same(_sum(before, attention.output, mlp.output), after):
-                found = {"attn_out": Place(attention.name), "mlp_out": Place(mlp.name)}
-                middle = _sum(before, attention.output)
+    for second, mlp, its_output in reversed(put_out):
+        for first, attention, output in reversed(put_out):
+            if first < second and adds_up([before, output, its_output], after):
+                found = {"attn_out": Place(attention), "mlp_out": Place(mlp)}
                 for part in seen.parts[first + 1 :]:
-                    keys = _keys_of(part, middle, same)
+                    keys = _keys_of(part, before, output)
                     if keys:
                         return {**found, "resid_mid": Place(part.name, keys)}
                 return found
     return {}
 
 
-def _keys_of(part: PartSeen, middle: Tensor, same: Callable[[Any, Any], bool]) -> tuple[Key, ...]:
-    """The arguments of a part whose sum is the stream in the middle of a layer."""
-    keys = [key for key, x in part.given.items() if x.numel() == middle.numel()]
-    for key in keys:
-        if same(part.given[key], middle):
-            return (key,)
-    if len(keys) == 2 and same(_sum(part.given[keys[0]], part.given[keys[1]]), middle):
-        return tuple(keys)
-    return ()
+def _keys_of(part: PartSeen, before: Tensor, output: Tensor) -> tuple[Key, ...]:
+    """The arguments of a part whose sum is the stream in the middle of a layer: what came before and one output."""
+    given = {key: x for key, x in part.given.items() if x.numel() == before.numel()}
+    choices = [(key,) for key in given] + ([tuple(given)] if len(given) == 2 else [])
+    return next((keys for keys in choices if adds_up([before, output], *(given[key] for key in keys))), ())
+
+
+def adds_up(parts: Sequence[Tensor], *total: Tensor) -> bool:
+    """Whether the parts have the same sum as a tensor, or as several, but for rounding.
+
+    A sum of large parts that cancel keeps their rounding errors, so what is let pass goes by the parts, element by
+    element, and not by their sum.
+    """
+    dtype, shape = total[0].dtype, total[0].shape
+    wide = [part.reshape(shape).float() for part in (*parts, *(-part for part in total))]
+    share = max(_ROUNDINGS * torch.finfo(dtype).eps / 2, 1e-5)
+    return bool((sum(wide[1:], wide[0]).abs() <= share * torch.stack(wide).abs().sum(dim=0)).all())
 
 
 def output_of(seen: PartsSeen, place: Place) -> Tensor:
     """What the part at a place put out."""
     (found,) = [part.output for part in seen.parts if part.name == place.part and part.output is not None][-1:]
     return found
-
-
-def _sum(*parts: Any) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part.reshape(total.shape)
-    return total
 
 
 def hook(layer: nn.Module, place: Place, act: Callable[[nn.Module, Tensor, Tensor | None], None]) -> Any:
