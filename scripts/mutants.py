@@ -860,6 +860,24 @@ MUTANTS = [
         "tests/lens/test_families.py -k half_precision",
     ),
     Mutant(
+        "what a layer's parts put out may add up to something else",
+        "_ROUNDINGS = 8",
+        "_ROUNDINGS = 800",
+        "tests/vllm/test_sublayers.py",
+    ),
+    Mutant(
+        "the smallest sums in half precision are compared with those of the largest numbers",
+        "* torch.stack(wide).abs().sum(dim=0)",
+        "* torch.stack(wide).abs().sum(dim=0).amax()",
+        "tests/vllm/test_sublayers.py",
+    ),
+    Mutant(
+        "a program runs no kernel between its linear maps",
+        "self._renewals = fuse_between(self.unhooked.model, key.capacity)",
+        "pass",
+        "tests/lens/test_programs_by_kernels.py",
+    ),
+    Mutant(
         "a recorded pass changes its constants for good",
         "return self._made[key].clone()",
         "return self._made[key]",
