@@ -39,7 +39,7 @@ def _run(tmp_path, *arguments, **environment):
     script.write_text(_NOISY)
     done = subprocess.run(
         [sys.executable, script, *arguments],
-        env={**os.environ, "STEERLAB_CACHE": str(tmp_path), **environment},
+        env={**os.environ, "PYTHONUNBUFFERED": "", "STEERLAB_CACHE": str(tmp_path), **environment},
         capture_output=True,
         text=True,
         check=False,

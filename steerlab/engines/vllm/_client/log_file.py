@@ -98,6 +98,7 @@ class Log:
     def keep(self) -> None:
         """What libraries write while the process ends goes into the file too."""
         if self.file is not None:
+            _flush()
             for number in (1, 2):
                 os.dup2(self.file.fileno(), number)
 
@@ -140,9 +141,7 @@ def _prune(folder: Path) -> None:
 @contextlib.contextmanager
 def _redirected(number: int, file: TextIO) -> Iterator[None]:
     """Points a descriptor at a file; does nothing if it is closed."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+    _flush()
     try:
         kept = os.dup(number)
     except OSError:
@@ -154,6 +153,13 @@ def _redirected(number: int, file: TextIO) -> Iterator[None]:
     finally:
         os.dup2(kept, number)
         os.close(kept)
+
+
+def _flush() -> None:
+    """What was written so far goes where it was to go."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
 
 
 def _line(error: Exception) -> str:
