@@ -878,6 +878,12 @@ MUTANTS = [
         "tests/lens/test_programs_by_kernels.py",
     ),
     Mutant(
+        "what is written last goes into vLLM's log",
+        "            _flush()\n            for number in (1, 2):",
+        "            for number in (1, 2):",
+        "tests/vllm/test_log_file.py -k all_that",
+    ),
+    Mutant(
         "a recorded pass changes its constants for good",
         "return self._made[key].clone()",
         "return self._made[key]",
