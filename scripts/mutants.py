@@ -879,8 +879,8 @@ MUTANTS = [
     ),
     Mutant(
         "what is written last goes into vLLM's log",
-        "            _flush()\n            for number in (1, 2):",
-        "            for number in (1, 2):",
+        "_flush()\n            for number in (1, 2):",
+        "for number in (1, 2):",
         "tests/vllm/test_log_file.py -k all_that",
     ),
     Mutant(
