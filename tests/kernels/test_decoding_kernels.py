@@ -176,13 +176,13 @@ print("all decoding kernels agree")
 
 
 def test_no_operator_has_the_name_of_another():
-    """Both engines can be in one process, and torch refuses a name that is taken."""
+    """Both engines can be in one process, and torch refuses a name that is taken, or gives it to the later one."""
     modules = [
         importlib.import_module(f"steerlab._kernels.{found.name}") for found in pkgutil.iter_modules(_kernels.__path__)
     ]
     modules.append(importlib.import_module("steerlab.engines.vllm._worker.op"))
     defined = [name for module in modules for name in re.findall(r'custom_op\("(.*?)"', inspect.getsource(module))]
-    assert len(defined) >= 8
+    assert len(set(defined)) == len(defined) >= 8
     assert "steerlab::edit" not in defined, "the one inside vLLM has that name"
 
 

@@ -1,8 +1,8 @@
 """A program: the one-token pass of the unhooked model on tensors at fixed places, so that it can be replayed.
 
 Token ids, positions, mask, key-value cache and edits all lie in such tensors. Changing the plan changes their contents,
-not the program, so a sweep over doses or vectors makes one. On GPUs the pass is recorded as CUDA graphs; *compiled*
-programs run fused kernels in it.
+not the program, so a sweep over doses or vectors makes one. On GPUs the pass is recorded as CUDA graphs; in *compiled*
+programs torch's compiler fuses what our kernels leave.
 """
 
 import types
@@ -42,7 +42,7 @@ class ProgramKey:
         n_rows: rows of the batch.
         capacity: tokens that a row can hold.
         edited: the edited hook points, each with the number of terms of each edit there.
-        is_compiled: whether its kernels are fused.
+        is_compiled: whether torch's compiler fuses what our kernels leave.
     """
 
     n_rows: int
