@@ -676,6 +676,30 @@ MUTANTS = [
         "broken = torch.zeros(len(logits), dtype=torch.bool); return broken",
         "tests/lens/test_not_finite.py",
     ),
+    Mutant(
+        "vLLM on a GPU hears of NaN alone",
+        "failed = ~np.isfinite(bits.view(np.float32))",
+        "failed = np.isnan(bits.view(np.float32))",
+        "tests/vllm/test_runner_v2.py",
+    ),
+    Mutant(
+        "a token beyond the vocabulary goes on to the next pass",
+        "return tokens.clamp_(0, logits.shape[-1] - 1), drawn_from",
+        "return tokens, drawn_from",
+        "tests/vllm/test_runner_v2.py",
+    ),
+    Mutant(
+        "a pass without steered requests keeps the last pass's tokens",
+        "if not (self._in_slots or self._dirty):",
+        "if not self._in_slots:",
+        "tests/vllm/test_steering_state.py",
+    ),
+    Mutant(
+        "positions of steered requests stand still",
+        "if self._acts: self.tables.tokens",
+        "if not self._acts: self.tables.tokens",
+        "tests/vllm/test_steering_state.py",
+    ),
     # --- programs -------------------------------------------------------------------------------------------------
     Mutant(
         "a program's edits are placed one token late",

@@ -58,6 +58,7 @@ class SharedPrefixHasher:
 
     def __call__(self, request: Any) -> list[Any]:
         """The names, in order of the blocks."""
+        request._block_hasher = self._original  # names those of later blocks, and is asked after every token
         spec = None if request.block_hashes else spec_of(request)
         if spec is None or spec.prefix is None:
             return self._original(request)

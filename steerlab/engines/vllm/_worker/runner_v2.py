@@ -4,20 +4,24 @@ Wraps three methods of the runner's model state, on the instance: `add_request` 
 slot a request has for as long as it runs, and `prepare_inputs`, called before every pass that is not a graph capture.
 Wraps `compute_prompt_logprobs` of its prompt-logprobs worker, which the last pipeline stage calls after every pass with
 its hidden states, and `sample` of its sampler, which returns the logits that it drew from (as it does for requests with
-seeds of their own, which all of ours have). Replaces `get_num_nans` of its module, and has it called: vLLM then carries
-to the scheduler which rows' logits are not finite. Everything it needs is on the host already, also with async
-scheduling: without speculative decoding the host's count of computed tokens is exact.
+seeds of their own, which all of ours have). Replaces `get_num_nans` of its module, and has it called, and wraps
+`get_output` of `AsyncOutput`, where its result arrives on the host: vLLM then carries to the scheduler which rows'
+logits are not finite. Everything it needs is on the host already, also with async scheduling: without speculative
+decoding the host's count of computed tokens is exact.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from steerlab.engines.vllm._wire.request_spec import RequestSpec
 from steerlab.engines.vllm._worker.measuring import Measuring
 from steerlab.engines.vllm._worker.steering_state import SteeringState
-from steerlab.measures.log_probs import rows_not_finite
+
+_MARK = "_steerlab_installed"
 
 
 def connect(runner: Any, state: SteeringState) -> None:
@@ -58,29 +62,49 @@ def connect(runner: Any, state: SteeringState) -> None:
 
 
 def _count_failed(sampler: Any) -> None:
-    """Reports rows whose logits are not finite, and draws token 0 for them.
+    """Reports rows whose logits are not finite, and draws tokens of the vocabulary for them.
 
-    From NaN the kernel may draw one beyond the vocabulary. The next pass, which is under way before the scheduler hears
-    of it, would look that one up, and the whole engine would die.
+    From NaN the kernel may draw one beyond it. The next pass, which is under way before the scheduler hears of it,
+    would look that one up, and the whole engine would die.
+
+    The steps of a small model are bound by the host, so each launch counts: the rule is applied to the largest logits
+    once they are on the host. They travel as what vLLM takes for counts, integers, by their bits.
     """
+    from vllm.v1.worker.gpu.async_utils import AsyncOutput
     from vllm.v1.worker.gpu.sample import sampler as module
 
-    sample = sampler.sample
-    failed: list[Tensor] = []
+    sample, get_output = sampler.sample, AsyncOutput.get_output
 
     def get_num_nans(logits: Tensor) -> Tensor:
-        failed[:] = [rows_not_finite(logits)]  # before penalties and masks
-        return failed[0].int()
+        return logits.amax(dim=-1).float().view(torch.int32)  # before penalties and masks
 
-    def sample_from_finite(*args: Any, **kwargs: Any) -> Any:
-        tokens, drawn_from = sample(*args, **kwargs)
-        if failed:
-            tokens.masked_fill_(failed.pop(), 0)
-        return tokens, drawn_from
+    def sample_from_vocabulary(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tokens, drawn_from = sample(logits, *args, **kwargs)
+        return tokens.clamp_(0, logits.shape[-1] - 1), drawn_from
+
+    @functools.wraps(get_output)
+    def get_output_with_counts(self: Any) -> Any:
+        self.copy_event.synchronize()
+        if self.num_nans is not None:
+            self.num_nans = counts_of(self.num_nans)
+        return get_output(self)
 
     setattr(module, "get_num_nans", get_num_nans)  # noqa: B010
     sampler.compute_nans = True
-    sampler.sample = sample_from_finite
+    sampler.sample = sample_from_vocabulary
+    if not hasattr(get_output, _MARK):
+        setattr(get_output_with_counts, _MARK, True)
+        AsyncOutput.get_output = get_output_with_counts
+
+
+def counts_of(bits: np.ndarray) -> np.ndarray | None:
+    """Of each row 1 where it fails by the rule of `rows_not_finite`; None if none does, and vLLM then reports nothing.
+
+    Args:
+        bits: of each row's largest logit, a float32, read as int32.
+    """
+    failed = ~np.isfinite(bits.view(np.float32))
+    return failed.astype(np.int32) if failed.any() else None
 
 
 def _measure(runner: Any, measuring: Measuring) -> None:

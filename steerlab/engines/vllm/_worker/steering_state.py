@@ -99,6 +99,7 @@ class SteeringState:
         self._ended = np.zeros(n_slots, dtype=np.int64)
         self._dirty = 0  # tokens of the last pass that were not all −1
         self._last: tuple[np.ndarray, np.ndarray] | None = None  # slots and positions that the tables hold a token of
+        self._acts = False  # whether an edit or a condition acts on one of them
         self._pending: list[tuple[RequestRecord, list[int], int]] = []
 
     def hold(self, name: str, plan: PlanTables) -> None:
@@ -286,6 +287,10 @@ class SteeringState:
             lengths: how many tokens it has.
             ids: of all these tokens, on the device; needed if the positions of one depend on tokens.
         """
+        if not (self._in_slots or self._dirty):
+            if self.measuring is not None:
+                self.measuring.begin_empty()
+            return
         if self.measuring is not None:
             self.measuring.begin(slots, starts, lengths)
         if self._goes_on(slots, starts, lengths):
@@ -310,7 +315,7 @@ class SteeringState:
             self._plan_reading(table, slots, starts, lengths, firsts)
         to_device(table, self.tables.tokens.device, out=self.tables.tokens[: len(table)])
         self.following.begin(slots, starts, lengths, ids)
-        self._dirty = total
+        self._dirty, self._acts = total, bool((acting >= 0).any())
         self._last = (slots.copy(), starts.copy()) if (lengths == 1).all() and not self._pending else None
 
     def _goes_on(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> bool:
@@ -322,7 +327,8 @@ class SteeringState:
 
     def _advance(self, slots: np.ndarray, starts: np.ndarray) -> None:
         """The tables of the last pass, every token one further: a step on the host may take as long as the device's."""
-        self.tables.tokens[: len(slots), POSITION].add_(1)
+        if self._acts:
+            self.tables.tokens[: len(slots), POSITION].add_(1)
         self._ended[slots] = starts + 1
         self._last = (slots.copy(), starts.copy())
 
