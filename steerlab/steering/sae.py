@@ -11,7 +11,8 @@ of three kinds of encoders depends on one reading of the stream alone:
 
 All three are y if y > θ else 0, with y = r·h + b: a gated one has r = exp(r_i) w_i, and θ is the larger of 0 and
 b_mag_i − exp(r_i) b_gate_i. With **topk** (Gao et al. 2024, arXiv:2406.04093), f_i is z if z is positive and among the
-k largest of all features, so one feature's reading does not say whether it is active.
+k largest of all features, so one feature's reading does not say whether it is active. SAELens's TopK may multiply every
+z by the norm of the feature's decoder row first, which ranks features by what they write.
 """
 
 from collections.abc import Sequence
@@ -44,12 +45,14 @@ class Encoding:
         kind: `relu`, `jumprelu`, `gated` or `topk`; empty if it is another.
         subtracts: whether b_dec is subtracted from the stream first.
         k: of topk.
+        by_norm: whether readings are multiplied by the norms of decoder rows, of topk too.
         obstacle: why activations cannot be computed here, in words; None if they can.
     """
 
     kind: str
     subtracts: bool = True
     k: int | None = None
+    by_norm: bool = False
     obstacle: str | None = None
 
 
@@ -226,6 +229,10 @@ class SparseAutoencoder(Shown):
             threshold = torch.zeros_like(bias)
             if self.encoding.kind == "jumprelu":
                 threshold = self._of_features("threshold", wanted).clamp_min(0.0)
+        if self.encoding.by_norm:
+            rows = self.arrays.columns("W_dec", None)
+            norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+            columns, bias = columns * norms, bias * norms
         if self.encoding.subtracts:
             bias = bias - self._checked_size("b_dec", self.d_in) @ columns
         made = Readings(columns.T.float(), bias.float(), threshold.float())

@@ -186,7 +186,7 @@ def test_topk_is_read_but_not_set(tmp_path, tiny_llama_engine):
             {"metadata": {"hook_name": "blocks.1.hook_resid_pre", "hook_name_out": POINT}},
             "an edit reads where it writes",
         ),
-        ({"activation_fn_str": "topk"}, "no plain k"),
+        ({"activation_fn_str": "topk"}, "states no k"),
         ({"apply_b_dec_to_input": "yes"}, "apply_b_dec_to_input='yes'"),
     ],
 )

@@ -36,8 +36,8 @@ def relu(x=X - B_DEC, threshold=0.0):
     return torch.relu(z) * (z > threshold)
 
 
-def topk(k):
-    z = relu()
+def topk(k, norms=1.0):
+    z = relu() * norms
     return torch.zeros_like(z).scatter(1, z.topk(k).indices, z.topk(k).values)
 
 
@@ -138,6 +138,11 @@ OF_SAELENS = {
         {**OURS, "threshold": THRESHOLD},
         lambda: relu(threshold=THRESHOLD),
     ),
+    "6 topk by norms": (
+        {**V6, "architecture": "topk", "k": 4, "rescale_acts_by_decoder_norm": True},
+        OURS,
+        lambda: topk(4, W_DEC.norm(dim=1)),
+    ),
     "6 topk": ({**V6, "architecture": "topk", "k": 4, "rescale_acts_by_decoder_norm": False}, OURS, lambda: topk(4)),
     "6 gated": ({**V6, "architecture": "gated"}, GATED, gated),
 }
@@ -158,6 +163,7 @@ def test_saelens(tmp_path, case):
         ({}, {"scaling_factor": torch.full((FEATURES,), 1.5)}, "multiplied by a scaling_factor"),
         ({"activation_fn_str": "tanh-relu"}, {}, "'tanh-relu'"),
         ({"architecture": "jumprelu_transcoder"}, {"threshold": THRESHOLD}, "'jumprelu_transcoder'"),
+        ({"reshape_activations": "hook_z"}, {}, r"outputs of heads side by side \('hook_z'\)"),
     ],
 )
 def test_saelens_encoders_that_are_not_known(tmp_path, change, tensors, words):
@@ -167,16 +173,29 @@ def test_saelens_encoders_that_are_not_known(tmp_path, change, tensors, words):
         sae.encode(X, [0])
 
 
+def test_topk_by_norms_says_what_its_scale_is_and_refuses_nan(tmp_path):
+    config, tensors, _ = OF_SAELENS["6 topk by norms"]
+    sae = import_sae(written(tmp_path / "sae", config, tensors, SAELENS))
+    assert sae.notes == "scaled as in the file; an activation of 1 writes the row divided by its norm"
+    broken = {**tensors, "W_dec": W_DEC.index_fill(0, torch.tensor([2]), torch.nan)}
+    with pytest.raises(VectorFileError, match="NaN or infinite"):
+        import_sae(written(tmp_path / "broken", config, broken, SAELENS)).encode(X, [0])
+
+
 # --- Gemma Scope --------------------------------------------------------------------------------------------------
+
+
+def gemma_2(folder, lower=False):
+    held = {**OURS, "threshold": THRESHOLD}
+    folder.mkdir(parents=True)
+    named = {name.replace("W", "w") if lower else name: value.numpy() for name, value in held.items()}
+    np.savez(folder / "params.npz", **named)
+    return folder
 
 
 @pytest.mark.parametrize("lower", [False, True])
 def test_gemma_scope(tmp_path, lower):
-    held = {**OURS, "threshold": THRESHOLD}
-    folder = tmp_path / "layer_5" / "width_16k" / "average_l0_71"
-    folder.mkdir(parents=True)
-    named = {name.replace("W", "w") if lower else name: value.numpy() for name, value in held.items()}
-    np.savez(folder / "params.npz", **named)
+    folder = gemma_2(tmp_path / "layer_5" / "width_16k" / "average_l0_71", lower)
     for path in (folder, folder / "params.npz"):
         check(import_sae(path, hook_point=POINT), relu(X, THRESHOLD))
 
@@ -340,26 +359,31 @@ def test_dictionary_learning_says_what_it_lacks(tmp_path):
 # --- Llama Scope --------------------------------------------------------------------------------------------------
 
 
-def test_llama_scope(tmp_path):
-    config = {
-        "act_fn": "jumprelu",
-        "apply_decoder_bias_to_pre_encoder": False,
-        "d_model": WIDTH,
-        "d_sae": FEATURES,
-        "dataset_average_activation_norm": {"in": 17.125, "out": 17.125},
-        "dtype": "torch.bfloat16",
-        "expansion_factor": 8,
-        "hook_point_in": POINT,
-        "hook_point_out": POINT,
-        "jump_relu_threshold": 0.52734375,
-        "norm_activation": "dataset-wise",
-        "sparsity_include_decoder_norm": True,
-        "top_k": 50,
-        "use_decoder_bias": True,
-    }
-    tensors = {**LINEAR, "decoder.bias": B_DEC}
+LLAMA_SCOPE = {
+    "act_fn": "jumprelu",
+    "apply_decoder_bias_to_pre_encoder": False,
+    "d_model": WIDTH,
+    "d_sae": FEATURES,
+    "dataset_average_activation_norm": {"in": 17.125, "out": 17.125},
+    "dtype": "torch.bfloat16",
+    "expansion_factor": 8,
+    "hook_point_in": POINT,
+    "hook_point_out": POINT,
+    "jump_relu_threshold": 0.52734375,
+    "norm_activation": "dataset-wise",
+    "sparsity_include_decoder_norm": True,
+    "top_k": 50,
+    "use_decoder_bias": True,
+}
+
+
+def llama_scope(folder):
     names = ("hyperparams.json", "checkpoints/final.safetensors")
-    sae = import_sae(written(tmp_path / "Llama3_1-8B-Base-L5R-8x", config, tensors, names))
+    return written(folder, LLAMA_SCOPE, {**LINEAR, "decoder.bias": B_DEC}, names)
+
+
+def test_llama_scope(tmp_path):
+    sae = import_sae(llama_scope(tmp_path / "Llama3_1-8B-Base-L5R-8x"))
     assert sae.hook_point.name == POINT
     torch.testing.assert_close(torch.stack([v.values for v in sae.vectors(WANTED)]), W_DEC[WANTED])
     assert "normalised by 'dataset-wise'" in sae.vectors([0])[0].card.notes

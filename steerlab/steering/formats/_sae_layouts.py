@@ -205,7 +205,10 @@ def _saelens(path: Path) -> Found:
     notes = _AS_IN_FILE if normalised in ("none", None) else f"in a space normalised by {normalised!r:.60}"
     shape = _widths(place, stated.get("d_sae"), stated.get("d_out") or stated.get("d_in"))
     arrays = SafetensorsArrays(path / "sae_weights.safetensors")
-    return Found(arrays, _saelens_encoding(stated, arrays), hook, model, notes, shape)
+    encoding = _saelens_encoding(stated, arrays)
+    if encoding.by_norm:
+        notes += "; an activation of 1 writes the row divided by its norm"
+    return Found(arrays, encoding, hook, model, notes, shape)
 
 
 def _saelens_encoding(stated: dict[str, Any], arrays: SaeArrays) -> Encoding:
@@ -226,15 +229,18 @@ def _saelens_encoding(stated: dict[str, Any], arrays: SaeArrays) -> Encoding:
         obstacle = f"it reads a stream normalised by {normalised!r:.40}, and what that divides by is not in its files"
     elif writes not in (None, reads):
         obstacle = _elsewhere(reads, writes)
-    elif kind == "topk" and (not isinstance(k, int) or stated.get("rescale_acts_by_decoder_norm")):
-        obstacle = "its configuration states no plain k, or ranks features by their decoders' norms too"
+    elif stated.get("reshape_activations") not in ("none", None):
+        obstacle = f"it reads the outputs of heads side by side ({stated['reshape_activations']!r:.40})"
+    elif kind == "topk" and not isinstance(k, int):
+        obstacle = "its configuration states no k"
     elif subtracts not in (None, True, False):
         obstacle = f"it states apply_b_dec_to_input={subtracts!r:.40}"
     elif _is_scaled(arrays):
         obstacle = "its features are multiplied by a scaling_factor after they are encoded"
     else:
         obstacle = None
-    return Encoding(kind, subtracts=subtracts is not False, k=k if kind == "topk" else None, obstacle=obstacle)
+    by_norm = kind == "topk" and bool(stated.get("rescale_acts_by_decoder_norm"))
+    return Encoding(kind, subtracts is not False, k if kind == "topk" else None, by_norm, obstacle)
 
 
 def _is_scaled(arrays: SaeArrays) -> bool:
