@@ -42,16 +42,17 @@ class ContrastPairs(Shown):
         1
     """
 
-    positives: tuple[PromptLike, ...]
-    negatives: tuple[PromptLike, ...]
-    groups: tuple[str, ...]
+    positives: tuple[PromptLike, ...] = ()
+    negatives: tuple[PromptLike, ...] = ()
+    groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.positives), len(self.negatives), len(self.groups)}
         if len(sizes) != 1:
             raise DataError(
                 "Positives, negatives and groups must have one length; got "
-                f"{len(self.positives)}, {len(self.negatives)} and {len(self.groups)}."
+                f"{len(self.positives)}, {len(self.negatives)} and {len(self.groups)}. Lists become pairs with "
+                "ContrastPairs.from_lists(positives, negatives)."
             )
         if not self.positives:
             raise DataError("There are no contrast pairs; pass at least one.")

@@ -73,6 +73,8 @@ def test_lists_must_match():
         ContrastPairs.from_lists(["a", "b"], ["c"])
     with pytest.raises(DataError, match="no contrast pairs"):
         ContrastPairs.from_lists([], [])
+    with pytest.raises(DataError, match=r"got 2, 0 and 0\. Lists become pairs with ContrastPairs\.from_lists"):
+        ContrastPairs(("a", "b"))
     with pytest.raises(DataError, match="Pair 1"):
         ContrastPairs.from_lists(["a", "b"], ["c", ""])
 

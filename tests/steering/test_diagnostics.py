@@ -153,6 +153,12 @@ def test_the_plot_shows_what_is_known(engine):
     ax.figure.clear()
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_plot_of_anything_else_is_refused():
+    with pytest.raises(InputError, match=r"vectors.diagnostics\(dev\) gives; got SteeringVector"):
+        sl.plot_diagnostics(sl.SteeringVector.from_tensor(torch.ones(64), layer=1))  # pyright: ignore[reportArgumentType]
+
+
 def test_a_loaded_set_is_read_as_chat_if_it_was_extracted_so(engine, tmp_path):
     vectors = sl.extract(engine, TRAIN, layers=[2], chat=True)
     loaded = sl.VectorSet.load(vectors.save(tmp_path / "chat.safetensors"))

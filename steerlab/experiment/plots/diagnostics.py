@@ -1,16 +1,13 @@
 """A plot of diagnostics: how well each layer's vector separates held-out pairs, and how large and reliable they are."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from steerlab.core.errors import InputError
 from steerlab.experiment.plots._palette import AGAINST, ELSEWHERE, INK, RANDOM, REAL
 from steerlab.experiment.plots.style import direct_labels, new_axes, note, styled
-
-if TYPE_CHECKING:
-    from steerlab.steering.vector_diagnostics import Diagnostics
+from steerlab.steering.vector_diagnostics import Diagnostics
 
 # column → colour, marker, line and label; markers and lines distinguish them where colours do not
 _LINES = {
@@ -23,7 +20,7 @@ _MARKERS_UP_TO = 40
 
 
 @styled
-def plot_diagnostics(diagnostics: "Diagnostics", ax: Axes | None = None) -> Axes:
+def plot_diagnostics(diagnostics: Diagnostics, ax: Axes | None = None) -> Axes:
     """Per layer: AUC, split-half cosine, cosine to the mean difference, and norm in median norms of the stream.
 
     All four are pure numbers on one axis; the dotted line is chance for the AUC.
@@ -31,7 +28,12 @@ def plot_diagnostics(diagnostics: "Diagnostics", ax: Axes | None = None) -> Axes
     Args:
         diagnostics: what `vectors.diagnostics(dev)` gave.
         ax: axes to draw on; a new figure by default.
+
+    Raises:
+        InputError: for anything else.
     """
+    if not isinstance(diagnostics, Diagnostics):
+        raise InputError(f"Expected what vectors.diagnostics(dev) gives; got {type(diagnostics).__name__}.")
     ax = new_axes(ax)
     frame = diagnostics.to_frame()
     ends = []

@@ -186,7 +186,8 @@ def _check_entry(path: str | Path, key: Any, value: Any, size: int) -> None:
         raise VectorFileError(f"{path} has a key of type {type(key).__name__}; keys are hook points or layer numbers.")
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.dtype in (torch.int64, torch.int32)):
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise VectorFileError(f"{path} holds {kind} at {key!r:.60}; vectors are floating-point tensors.")
+        inside = f" Save what is under {key!r:.60} as a file of its own." if isinstance(value, dict) else ""
+        raise VectorFileError(f"{path} holds {kind} at {key!r:.60}; vectors are floating-point tensors.{inside}")
     # A stride of 0 makes a tensor of any size out of one number.
     if value.numel() * value.element_size() > size:
         raise VectorFileError(
