@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not here; `make test-peers` sets them up"),
 ]
 
-THINGS = ["film", "soup", "hotel", "concert", "train ride"]
+THINGS = ["film", "soup", "train ride"]
 ENDS = ["", " today", " last week, to be honest"]  # other lengths, so that batches are padded
 PAIRS = [
     (f"The {thing} was {good}{end}", f"The {thing} was {bad}{end}")
