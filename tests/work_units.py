@@ -17,13 +17,12 @@ SECONDS = {
     "tests/models/test_models.py": 34,
     "tests/lens/test_families.py": 32,
     "tests/cli/test_run_experiment.py": 26,
-    "tests/kernels/test_kernels.py": 22,
+    "tests/kernels/test_kernels.py": 38,
     "tests/cli/test_commands.py": 22,
     "tests/experiment/test_sweep_running.py": 20,
     "tests/lens/test_family_table.py": 19,
     "tests/lens/test_streaming.py": 19,
     "tests/lens/test_growth.py": 18,
-    "tests/lens/test_programs_by_kernels.py": 18,
     "tests/experiment/test_reference.py": 16,
     "tests/sequences/test_data_parallel.py": 14,
     "tests/steering/test_shipped_vector.py": 13,
@@ -33,7 +32,6 @@ SECONDS = {
     "tests/sequences/test_smollm2.py": 10,
     "tests/scoring/test_smollm2.py": 9,
     "tests/experiment/test_report_benchmark.py": 9,
-    "tests/kernels/test_decoding_kernels.py": 9,
     "tests/steering/test_estimators.py": 9,
     "tests/steering/test_learned.py": 9,
     "tests/test_import.py": 9,
@@ -57,6 +55,9 @@ SECONDS = {
 """By file: about how long its unit takes; the others take a few seconds."""
 
 TOGETHER = {
+    "tests/kernels/test_decoding_kernels.py": "tests/kernels/test_kernels.py",
+    "tests/lens/test_programs_by_kernels.py": "tests/kernels/test_kernels.py",
+    "tests/lens/test_residual_sums.py": "tests/kernels/test_kernels.py",
     "tests/sequences/test_sharded.py": "tests/sequences/test_data_parallel.py",
     "tests/vllm/test_processes.py": "tests/vllm/test_remote.py",
 }
