@@ -52,12 +52,14 @@ def sweep(engine: sl.LensEngine, root: Path) -> sl.Experiment:
     return exp
 
 
-def killed_after(engine: sl.LensEngine, root: Path, seconds: float) -> bool:
-    """Runs the sweep in a child and kills it after so long; whether it was still running."""
+def killed_after(engine: sl.LensEngine, root: Path, cells: int, seconds: float) -> bool:
+    """Runs the sweep in a child and kills it so long after so many cells; whether it was still running."""
     child = os.fork()
     if child == 0:
         sweep(engine, root)
         os._exit(0)
+    while finished_cells(root) < cells and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.001)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
@@ -80,7 +82,7 @@ def kill_and_resume(model: Path, work: Path, seed: int, kills: int) -> list[dict
     moments, found = random.Random(seed), []
     for number in range(kills):
         root = work / f"killed-{number}"
-        killed = killed_after(engine, root, moments.uniform(0, duration))
+        killed = killed_after(engine, root, moments.randrange(total), moments.uniform(0, duration / total))
         kept = finished_cells(root)
         resumed = sweep(engine, root)
         pd.testing.assert_frame_equal(resumed.effects[0].rows, rows, check_exact=True)

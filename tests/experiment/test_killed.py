@@ -7,7 +7,7 @@ import pytest
 from tests.experiment.killed_runs import kill_and_resume
 from tests.forked import run_forked
 
-KILLS = 5
+KILLS = 4
 
 
 @pytest.mark.slow

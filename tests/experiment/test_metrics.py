@@ -1,6 +1,4 @@
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -8,6 +6,7 @@ import pytest
 
 from steerlab.core.errors import InputError
 from steerlab.experiment.measurements.metrics import choice_prob, find_metric, log_prob_margin, metric_identity
+from tests.forked import run_forked
 
 
 def test_margin_is_the_difference_of_means() -> None:
@@ -103,12 +102,11 @@ def test_the_same_function_keeps_its_identity() -> None:
     assert metric_identity(with_default).startswith("with_default#")
 
 
+def identities() -> list[str]:
+    return [metric_identity(metric) for metric in (with_default, scaled_by(2.0), Scaled(2.0))]
+
+
 def test_an_identity_is_the_same_in_another_process() -> None:
-    code = (
-        "from tests.experiment.test_metrics import *\n"
-        "print(metric_identity(with_default), metric_identity(scaled_by(2.0)), metric_identity(Scaled(2.0)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    here = [metric_identity(metric) for metric in (with_default, scaled_by(2.0), Scaled(2.0))]
-    assert done.stdout.split() == here
+    here = identities()
+    assert run_forked(identities) == here
     assert here[0].startswith("with_default#")

@@ -47,7 +47,7 @@ def build_alternating(path: Path) -> Path:
 
 _BUILDERS: dict[str, Callable[[Path], Path]] = {
     "llama": build_tiny_llama,
-    "llama_12": lambda path: build_tiny_llama(path, num_hidden_layers=12),
+    "llama_6": lambda path: build_tiny_llama(path, num_hidden_layers=6),
     "llama_tied": lambda path: build_tiny_llama(path, tie_word_embeddings=True),
     "llama_ending": lambda path: build_tiny_llama(path, eos_token_id=ENDS),
     "gpt2": build_tiny_gpt2,
@@ -167,7 +167,7 @@ COMPARED: dict[str, Callable[[Models], Any]] = {
     "rows_that_end": lambda models: compare(models, "llama_ending", 3, new=NEW_WITH_ENDS),
     "masks_of_two_kinds": lambda models: compare(models, "gemma3", 3),
     "more_devices_than_layers": lambda models: compare(models, "llama", 6),
-    "eight_devices_for_twelve_layers": lambda models: compare(models, "llama_12", 8),
+    "four_devices_for_six_layers": lambda models: compare(models, "llama_6", 4),
     "with_accelerate": lambda models: compare(models, "llama", 3, accelerate=True),
 }
 
@@ -241,9 +241,8 @@ def transfers_per_step(models: Models, log: list[Transfer]) -> Any:
     found = []
     for model, n_devices, kind, prompts in (
         ("llama", 2, "fast", PROMPTS),
-        ("llama", 2, "bridge", PROMPTS),
         ("llama", 3, "bridge", PROMPTS),
-        ("llama_12", 8, "fast", EQUAL),
+        ("llama_6", 4, "fast", EQUAL),
         ("llama_tied", 3, "fast", EQUAL),
         ("gpt2", 2, "fast", EQUAL),
         ("gpt2", 2, "bridge", EQUAL),

@@ -17,7 +17,7 @@ SAME = [
     "head_tied_to_the_first_device",
     "masks_of_two_kinds",
     "more_devices_than_layers",
-    "eight_devices_for_twelve_layers",
+    "four_devices_for_six_layers",
     "with_accelerate",
     "rows_that_end",
     "vector_elsewhere",

@@ -1,10 +1,8 @@
 """A program whose kernels run, by Triton's interpreter: the same tokens and receipts as the fast engine."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.interpreted import run_interpreted
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
@@ -85,12 +83,8 @@ for ours, theirs in zip(found, wanted):
     assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=1e-5)
 for ours, theirs in zip(found.receipts, wanted.receipts):
     assert [edit.edited for edit in ours.edits] == [edit.edited for edit in theirs.edits]
-print("the programs agree")
 """
 
 
 def test_a_program_by_kernels_equals_fast(tmp_path):
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    code = CODE.format(folder=tmp_path)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert "the programs agree" in done.stdout, done.stderr[-3000:]
+    run_interpreted(CODE.format(folder=tmp_path))

@@ -1,14 +1,11 @@
 """Residual sums with the norm that follows: the same numbers, by fewer kernels, and hooks that see what they did."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from steerlab.engines.lens._residual_sums import FusedNorm, fuse_sums
+from tests.interpreted import run_interpreted
 
 CODE = """
 import torch
@@ -49,15 +46,12 @@ model.model.layers[1].register_forward_hook(lambda module, args, output: output 
 torch.testing.assert_close(model(ids).logits, edited, atol=1e-5, rtol=1e-5)
 assert kernels == {"sums": 12, "norms": 3}, kernels
 assert (wanted - edited).abs().max() > 0.01
-print("the sums agree")
 """
 
 
 def test_sums_by_kernel_agree_with_the_model_and_leave_its_hooks():
     pytest.importorskip("triton", reason="Triton is not installed here")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=False)
-    assert "the sums agree" in done.stdout, done.stderr[-2000:]
+    run_interpreted(CODE)
 
 
 @pytest.mark.parametrize(("made", "is_fused"), [("llama", True), ("scaled", False), ("no norms", False)])

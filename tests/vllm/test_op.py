@@ -1,7 +1,5 @@
 """The operator against the reference implementation of steering, and the GPU kernel against the operator."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +21,7 @@ from steerlab.engines.vllm._worker.tables import Tables
 from steerlab.steering._run import PlanRun
 from steerlab.steering.operators import Edit, Gate, Operator, Term
 from steerlab.steering.positions._rows import RowPositions
+from tests.interpreted import run_interpreted
 
 pytestmark = pytest.mark.vllm
 
@@ -168,16 +167,12 @@ def test_the_registered_operator_calls_it_and_compiles():
 
 
 def test_the_gpu_kernel_equals_the_operator():
-    """In Triton's interpreter, which has to be chosen before Triton is imported."""
+    """In Triton's interpreter."""
     pytest.importorskip("triton", reason="Triton comes with torch on Linux only")
-    done = subprocess.run([sys.executable, "-c", _KERNEL], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "equal"
+    run_interpreted(_KERNEL)
 
 
 _KERNEL = """
-import os
-os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from steerlab.engines.vllm._wire.config import SteeringConfig
 from steerlab.engines.vllm._worker.op_torch import edit_rows
@@ -231,7 +226,6 @@ for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
         assert made[0][2][:2, :, 1].tolist() == [[2, 0], [1, 1]]
         for one, other in zip(*made):
             torch.testing.assert_close(one, other, atol=bound, rtol=bound)
-print("equal")
 """
 
 

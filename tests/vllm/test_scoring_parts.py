@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +14,7 @@ import steerlab as sl
 from steerlab.engines.vllm._wire.request_spec import RequestSpec, ScoreSpec
 from steerlab.engines.vllm._worker.row_sums import log_probs_of, row_sums
 from steerlab.measures.quantities import LogDistribution, PolicyEntropy, PolicyLogQ, TokenLogProb
+from tests.interpreted import run_interpreted
 
 pytestmark = pytest.mark.vllm
 
@@ -59,16 +58,12 @@ def test_impossible_tokens_are_minus_infinity_and_nothing_is_nan():
 
 
 def test_the_gpu_kernel_equals_the_cpu():
-    """In Triton's interpreter, which has to be chosen before Triton is imported."""
+    """In Triton's interpreter."""
     pytest.importorskip("triton", reason="Triton comes with torch on Linux only")
-    done = subprocess.run([sys.executable, "-c", _KERNEL], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "equal"
+    run_interpreted(_KERNEL)
 
 
 _KERNEL = """
-import os
-os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from steerlab.engines.vllm._worker.row_sums import row_sums
 from steerlab.engines.vllm._worker.row_sums_triton import launch
@@ -80,7 +75,6 @@ for width, n_valid, offset in ((10, 7, 0), (5000, 4990, 4990), (9000, 9000, 100)
     tokens = torch.tensor([offset, offset + max(0, n_valid - 1), offset + n_valid, 3])
     one, other = row_sums(logits, tokens, n_valid, offset), launch(logits, tokens, n_valid, offset)
     torch.testing.assert_close(one, other, rtol=1e-5, atol=0)
-print("equal")
 """
 
 
