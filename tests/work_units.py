@@ -39,16 +39,16 @@ SECONDS = {
     "tests/lens/test_capture_generated.py": 8,
     "tests/experiment/test_earlier_runs.py": 8,
     # those that run vLLM
-    "tests/vllm/test_remote.py": 148,
-    "tests/vllm/test_forms.py": 88,
-    "tests/vllm/test_serving.py": 72,
-    "tests/vllm/test_notebook.py": 48,
+    "tests/vllm/test_remote.py": 85,
+    "tests/vllm/test_forms.py": 45,
+    "tests/vllm/test_serving.py": 45,
+    "tests/vllm/test_notebook.py": 33,
     "tests/vllm/test_parity.py": 27,
-    "tests/vllm/test_isolation.py": 22,
-    "tests/vllm/test_non_finite.py": 20,
     "tests/vllm/test_families.py": 16,
     "tests/sequences/test_vllm.py": 15,
-    "tests/vllm/test_engine.py": 13,
+    "tests/vllm/test_isolation.py": 12,
+    "tests/vllm/test_non_finite.py": 12,
+    "tests/vllm/test_engine.py": 11,
     "tests/vllm/test_arrivals.py": 9,
 }
 """By file: about how long its unit takes; the others take a few seconds."""

@@ -39,7 +39,7 @@ OPTIONS = {
     "dtype": "float32",
     "enforce_eager": True,
     "block_size": 32,
-    "max_num_seqs": 8,
+    "max_num_seqs": 16,
     "kv_cache_memory_bytes": 256 << 20,
 }
 """Of a small engine."""

@@ -1,10 +1,12 @@
 """A plugin of vLLM's that lets it fork its processes on a CPU, as it does on a GPU: they need not import it again.
 
-By itself vLLM starts new ones there, each of which imports torch, Transformers and vLLM for ten seconds.
+By itself vLLM starts new ones there, each of which imports torch, Transformers and vLLM for ten seconds. And they wait
+for each other without leaving the processor to anybody, where there may be fewer processors than processes.
 """
 
 import gc
 import os
+import time
 from pathlib import Path
 
 from benchmarks.vllm_steering import python_path_with_plugin
@@ -19,7 +21,10 @@ def register() -> None:
         return
     gc.freeze()  # what was imported is searched for garbage by no child, which would copy it
     gc.unfreeze = lambda: None
+    from vllm.distributed.device_communicators import shm_broadcast
     from vllm.platforms.cpu import CpuPlatform
+
+    shm_broadcast.sched_yield = lambda: time.sleep(0.0005)
 
     os.environ[METHOD] = "fork"
     settle = CpuPlatform.check_and_update_config

@@ -102,7 +102,8 @@ def start_ready(function: Callable[..., Any], *arguments: Any, environment: Mapp
     mine, theirs = Pipe()
     socket.send_fds(_ready(), [b"-"], [theirs.fileno()])
     theirs.close()
-    mine.send_bytes(pickle.dumps((function, arguments, {**os.environ, **environment}, log)))
+    surroundings = {**os.environ, forked.ASKED_BY: str(os.getpid()), **environment}
+    mine.send_bytes(pickle.dumps((function, arguments, surroundings, log)))
     return Program(pickle.loads(mine.recv_bytes()), mine)
 
 

@@ -69,7 +69,8 @@ def test_calls_of_several_threads_wait_for_each_other(engine):
     plan = sl.Plan(sl.add(sl.SteeringVector.from_tensor(values, layer=1), coef=4.0))
 
     def call(k):
-        (row,) = engine.generate(PROMPTS[:1], plan=(None, plan)[k % 2], policy=sl.SamplingPolicy.greedy())
+        options = {"policy": sl.SamplingPolicy.greedy(), "max_new_tokens": 24}
+        (row,) = engine.generate(PROMPTS[:1], plan=(None, plan)[k % 2], **options)
         return row.token_ids
 
     expected = [call(0), call(1)]

@@ -24,15 +24,15 @@ PROMPTS = [
     "Nobody knew",
     "The street was quiet this morning",
 ]
-TARGETS = [" and then", " nothing at all", "."]
+TARGETS = [" and then", "."]
 w = sl.where
 
 
 @pytest.fixture(scope="module")
 def engine(start, tiny_path):
-    """A pass holds 16 tokens, so every prompt is cut; the cache has blocks of 32."""
-    sites = ["attn_out", "resid_mid", "mlp_out", "resid_post"]
-    with start(tiny_path, layers=[1, 2], sites=sites, max_directions=5, max_num_batched_tokens=16) as engine:
+    """A pass holds 32 tokens, so many prompts are cut; the cache has blocks of 32."""
+    options = {"sites": ["attn_out", "resid_mid", "mlp_out", "resid_post"], "max_directions": 5}
+    with start(tiny_path, layers=[1, 2], max_num_batched_tokens=32, **options) as engine:
         yield engine
 
 
@@ -82,7 +82,7 @@ OPTIONS = {
 
 
 def compare(engine, lens, prompts, plans, n_tokens=8, *, cached=True):
-    """Greedy tokens, log-probs, scores and receipts of both engines; the number of rows that a plan changed."""
+    """Greedy tokens, log-probs, scores and receipts of both engines; the share of the scores that plans changed."""
     options = {"policy": GREEDY, "max_new_tokens": n_tokens}
     ours, theirs = (one.generate(prompts, plan=plans, **options) for one in (engine, lens))
     for a, b in zip(ours, theirs, strict=True):
@@ -93,7 +93,8 @@ def compare(engine, lens, prompts, plans, n_tokens=8, *, cached=True):
     assert [s.log_prob for s in found] == pytest.approx([s.log_prob for s in expected], abs=1e-4)
     same_receipts(found.receipts, expected.receipts)
     plain = lens.score(prompts, [TARGETS] * len(prompts))
-    return sum(abs(a.log_prob - b.log_prob) > 1e-3 for a, b in zip(expected, plain, strict=True))
+    changed = [abs(a.log_prob - b.log_prob) > 1e-3 for a, b in zip(expected, plain, strict=True)]
+    return sum(changed) / len(changed)
 
 
 def same_receipts(ours, theirs, *, cached=True):
@@ -119,7 +120,7 @@ def test_every_operator_at_every_position_with_every_option(engine, lens, vector
     plans = [sl.Plan(make(where=where, **options[(i + j) % len(options)])) for (i, make), (j, where) in pairs]
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
-    assert compare(engine, lens, prompts, plans, cached=False) > len(plans)  # of three targets each
+    assert compare(engine, lens, prompts, plans, cached=False) > 1 / 3
     cold, warm = (engine.generate(prompts, plan=plans, policy=GREEDY, max_new_tokens=8) for _ in range(2))
     assert [row.token_ids for row in warm] == [row.token_ids for row in cold]
     same_receipts(warm.receipts, cold.receipts)
@@ -139,7 +140,7 @@ def test_learned_edits_run_on_both_engines(engine, lens, method, tmp_path):
     plans.append(sl.Plan(make(vector, norm="keep", schedule=sl.schedule.linear(1.0, 0.2, over=4))))
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
-    assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
+    assert compare(engine, lens, prompts, plans, cached=False) > 1 / 3
 
 
 @pytest.mark.filterwarnings("ignore:reft_r1. the held-out loss is")  # two steps teach little
@@ -151,7 +152,7 @@ def test_axbench_is_the_same_on_both_engines(engine, lens, tmp_path):
     options = {"layer": 1, "factors": [0.5, 1.0], "max_new_tokens": 4, "methods": ["prompting", "diff_mean", "reft_r1"]}
     options |= {"training": {"steps": 2, "validation": 0.4}, "trainer": lens, "judge": engine}
     runs = [sl.Experiment(name, one, root=tmp_path) for name, one in (("vllm", engine), ("lens", lens))]
-    ours, theirs = (axbench(run, [concept], PROMPTS[:4], **options).rows for run in runs)
+    ours, theirs = (axbench(run, [concept], PROMPTS[4:6], **options).rows for run in runs)
     assert ours.text.tolist() == theirs.text.tolist()
     assert ours.score.tolist() == pytest.approx(theirs.score.tolist(), abs=1e-3)
 
@@ -169,7 +170,7 @@ def test_every_operator_at_every_site(engine, lens, vector):
     plans.append(sl.Plan(*(edit for plan in plans[::7] for edit in plan), sl.add(vector(2), coef=1.0)))
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
-    assert compare(engine, lens, prompts, plans, cached=False) > len(plans)
+    assert compare(engine, lens, prompts, plans, cached=False) > 1 / 3
 
 
 @pytest.mark.parametrize("site", [*SITES, "resid_post"])
@@ -195,7 +196,7 @@ def test_several_forms_at_one_hook_point_act_in_order(engine, lens, vector):
         sl.Plan(make["set"](norm="keep", where=w.all()), sl.rotate(vector(2), vector(2, 1), angle=2.0)),
         None,
     ]
-    assert compare(engine, lens, PROMPTS[:4], plans) >= 8
+    assert compare(engine, lens, PROMPTS[:4], plans) >= 2 / 3
 
 
 def test_blocks_of_a_schedule_are_shared_by_rows_with_one_prompt_only(engine, lens, vector):
@@ -227,7 +228,7 @@ def test_a_change_of_a_head_is_the_same_edit(engine, lens):
         sl.Plan(sl.add(head[1, 0] + head[1, 3], dose=2.0, where=w.all()), sl.add(head[2, 2], coef=-3.0)),
         sl.Plan(sl.ablate(head[2, 2], where=w.prompt() & ~w.index(0)), sl.add(head[1, 0], coef=4.0, norm="keep")),
     ]
-    assert compare(engine, lens, PROMPTS[:3], plans) >= 6
+    assert compare(engine, lens, PROMPTS[:3], plans) >= 2 / 3
     with pytest.raises(sl.HookPointError, match="read only"):
         engine.capture(PROMPTS[:1], layers=1, site="z")
     with pytest.raises(sl.InputError, match=r"VLLMEngine\. The vectors then run on every engine"):
@@ -258,7 +259,7 @@ def test_features_of_sparse_autoencoders(engine, lens, tmp_path):
         torch.testing.assert_close(ours.values, theirs.values, atol=5e-4, rtol=1e-4)
         assert 0.05 < float((ours.values > 0).float().mean()) < 0.95
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
-    assert compare(engine, lens, prompts, plans) > len(plans)
+    assert compare(engine, lens, prompts, plans) > 1 / 3
 
 
 def test_vectors_of_responses_are_those_of_the_reference(engine, lens):
@@ -308,7 +309,7 @@ def test_conditions_are_answered_row_by_row(engine, lens, vector):
     rows = [(prompt, plan) for plan in plans for prompt in PROMPTS] + [(prompt, None) for prompt in PROMPTS]
     prompts, given = zip(*rows, strict=True)
     engine.llm.reset_prefix_cache()
-    assert compare(engine, lens, prompts, list(given), cached=False) > len(PROMPTS)
+    assert compare(engine, lens, prompts, list(given), cached=False) > 1 / 18
     compare(engine, lens, prompts[::-1], list(given[::-1]))  # warm, in another order
     for plan in plans:
         passed = {r.edits[0].condition_passed for r in engine.receipts if r.plan_hash == plan.hash}
@@ -328,9 +329,9 @@ def test_edits_before_the_position_that_answers_them(engine, lens, vector):
             engine.score([LONG], [TARGETS], plan=plan)
         with pytest.raises(sl.PlanError, match="before its condition was answered"):
             engine.generate([PROMPTS[0], LONG], plan=plan, max_new_tokens=2)
-    short = [prompt for prompt in PROMPTS if len(engine.tokenizer(prompt)["input_ids"]) <= 16]  # tokens of a pass
+    short = [prompt for prompt in PROMPTS if len(engine.tokenizer(prompt)["input_ids"]) <= 32]  # tokens of a pass
     assert 4 <= len(short) < len(PROMPTS)
-    assert compare(engine, lens, short * 2, plan) > len(short)  # beside others, some of them are cut
+    assert compare(engine, lens, short * 2, plan) > 1 / 6  # beside others, some of them are cut
 
 
 def test_a_probe_in_a_later_layer_steers_what_is_generated_after_it(engine, lens, vector):
@@ -409,20 +410,20 @@ def test_positions_by_generated_tokens_with_every_form(engine, lens, vector, gen
     rows += [(prompt, None) for prompt in PROMPTS[:3]]
     prompts, plans = zip(*rows, strict=True)
     engine.llm.reset_prefix_cache()
-    assert compare(engine, lens, prompts, list(plans), n_tokens=10, cached=False) > len(plans)
+    assert compare(engine, lens, prompts, list(plans), n_tokens=10, cached=False) > 1 / 3
     compare(engine, lens, prompts[::-1], list(plans[::-1]), n_tokens=10)  # warm, in another order
 
 
 @pytest.mark.filterwarnings("ignore:.*selects no token")
 def test_scoring_edits_what_generation_edited(engine, lens, vector, generated):
-    for make in by_tokens(lens, generated, vector).values():
-        plans = [sl.Plan(sl.add(vector(1), coef=1.5, where=make(prompt))) for prompt in PROMPTS[:3]]
-        for one in (engine, lens):
-            rows = one.generate(PROMPTS[:3], plan=plans, policy=GREEDY, max_new_tokens=10)
-            prompts = [list(ids) for ids in rows.prompt_token_ids]
-            scores = one.score(prompts, [[row.token_ids] for row in rows], plan=plans)
-            assert [s.log_prob for s in scores] == pytest.approx([sum(row.token_log_probs) for row in rows], abs=1e-4)
-            same_receipts(scores.receipts, rows.receipts)
+    pairs = itertools.product(by_tokens(lens, generated, vector).values(), PROMPTS[:3])
+    asked, plans = zip(*((p, sl.Plan(sl.add(vector(1), coef=1.5, where=make(p)))) for make, p in pairs), strict=True)
+    for one in (engine, lens):
+        rows = one.generate(asked, plan=list(plans), policy=GREEDY, max_new_tokens=10)
+        prompts = [list(ids) for ids in rows.prompt_token_ids]
+        scores = one.score(prompts, [[row.token_ids] for row in rows], plan=list(plans))
+        assert [s.log_prob for s in scores] == pytest.approx([sum(row.token_log_probs) for row in rows], abs=1e-4)
+        same_receipts(scores.receipts, rows.receipts)
 
 
 def test_blocks_that_earlier_tokens_decided_about_are_shared_by_rows_with_these_tokens_only(engine, lens, vector):
@@ -434,7 +435,7 @@ def test_blocks_that_earlier_tokens_decided_about_are_shared_by_rows_with_these_
     plan = sl.Plan(sl.add(vector(1), coef=2.0, where=where), sl.ablate(vector(2), where=w.after(end, 30)))
     engine.llm.reset_prefix_cache()
     for prompts in ([ids], [ids, *others], [*others, ids], [[*ids, 7, 8, 9]] * 2):
-        compare(engine, lens, prompts, [plan] * len(prompts), n_tokens=40)
+        compare(engine, lens, prompts, [plan] * len(prompts), n_tokens=12)
     (row,) = engine.generate([ids], plan=plan, policy=GREEDY, max_new_tokens=40)
     compare(engine, lens, [[*ids, *row.token_ids[:n]] for n in (6, 7, 38)], plan)  # goes on inside what was generated
     assert any(positions for one in engine.inherited for positions in one.positions)

@@ -77,7 +77,7 @@ def clean_answers(engine, plans):
     engine.llm.reset_prefix_cache()
     cases = [(p, q) for p in range(len(PROMPTS)) for q in range(len(plans))]
     rows = engine.generate(
-        [PROMPTS[p] for p, _ in cases], plan=[plans[q] for _, q in cases], policy=GREEDY, max_new_tokens=10
+        [PROMPTS[p] for p, _ in cases], plan=[plans[q] for _, q in cases], policy=GREEDY, max_new_tokens=6
     )
     assert all(np.isfinite(row.token_log_probs).all() for row in rows)
     return dict(zip(cases, rows, strict=True))
@@ -109,7 +109,7 @@ def test_500_requests_of_which_one_in_ten_overflows(engine, plans, vector, ungua
             prompts.append(prompt)
             chosen.append(plan)
             expected.append(None if kind else clean[p, q])
-        rows = engine.generate(prompts, plan=chosen, policy=GREEDY, max_new_tokens=10)
+        rows = engine.generate(prompts, plan=chosen, policy=GREEDY, max_new_tokens=6)
         assert sorted(engine.errors) == [i for i, right in enumerate(expected) if right is None]
         for row, right in zip(rows, expected, strict=True):
             if right is None:

@@ -4,12 +4,16 @@ import os
 
 import pytest
 
+from tests.vllm import forked
+
 nbclient = pytest.importorskip("nbclient", reason="notebooks are run with nbclient")
 nbformat = pytest.importorskip("nbformat", reason="notebooks are made with nbformat")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 _START = """
+import os
+os.environ[{asked_by!r}] = str(os.getpid())
 import steerlab as sl
 engine = sl.VLLMEngine({path!r}, layers=[1], dtype="float32", enforce_eager=True, max_num_seqs=8, block_size=32)
 """
@@ -25,10 +29,13 @@ def test_a_notebook_shows_its_own_output(tiny_path, monkeypatch, tmp_path):
         "VLLM_NO_USAGE_STATS": "1",
         "TORCH_COMPILE_DISABLE": "1",
         "STEERLAB_CACHE": str(tmp_path),
+        **forked.environment(tmp_path),  # the engine's worker is forked, but not the engine from a kernel with threads
     }.items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(cell.format(path=str(tiny_path))) for cell in _CELLS]
+    notebook.cells = [
+        nbformat.v4.new_code_cell(cell.format(path=str(tiny_path), asked_by=forked.ASKED_BY)) for cell in _CELLS
+    ]
     nbclient.NotebookClient(notebook, timeout=500).execute(env=dict(os.environ))
     shown = [(k, output.get("text", str(output))) for k, cell in enumerate(notebook.cells) for output in cell.outputs]
     # tqdm's, without ipywidgets; and what is left of a bar, which a slow machine shows

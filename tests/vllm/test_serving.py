@@ -13,7 +13,7 @@ import pytest
 
 import steerlab as sl
 from tests.vllm.conftest import INF_TOKEN, NAN_TOKEN
-from tests.vllm.served import BLOCK, KEY, Served
+from tests.vllm.served import BLOCK, KEY, PLAIN, Served
 
 openai = pytest.importorskip("openai", reason="the openai client comes with vLLM")
 httpx = pytest.importorskip("httpx", reason="httpx comes with the openai client")
@@ -54,7 +54,7 @@ class Server(Served):
     def post(self, path, body):
         """Also what is no number in JSON."""
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        return httpx.post(f"{self.url}{path}", content=json.dumps(body), headers=headers, timeout=60)
+        return httpx.post(f"{self.url}{path}", content=json.dumps(body), headers=headers, timeout=60, **PLAIN)
 
     def receipt(self, response):
         return self.get(response.headers["x-steerlab-receipt"]).raise_for_status().json()
@@ -433,7 +433,7 @@ def test_a_request_that_cannot_be_read_gets_one_sentence_and_the_server_goes_on(
     raw, fragment = BROKEN[case]
     for path, kind in (("/v1/completions", "application/json"), ("/v1/completions", "text/plain")):
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": kind}
-        response = httpx.post(f"{server.url}{path}", content=raw, headers=headers, timeout=60)
+        response = httpx.post(f"{server.url}{path}", content=raw, headers=headers, timeout=60, **PLAIN)
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         wanted = fragment if kind == "application/json" else ""
