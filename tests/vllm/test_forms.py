@@ -30,9 +30,9 @@ w = sl.where
 
 @pytest.fixture(scope="module")
 def engine(start, tiny_path):
-    """A pass holds 32 tokens, so many prompts are cut; the cache has blocks of 32."""
+    """A pass holds 16 tokens, so every prompt is cut; the cache has blocks of 32."""
     options = {"sites": ["attn_out", "resid_mid", "mlp_out", "resid_post"], "max_directions": 5}
-    with start(tiny_path, layers=[1, 2], max_num_batched_tokens=32, **options) as engine:
+    with start(tiny_path, layers=[1, 2], max_num_batched_tokens=16, **options) as engine:
         yield engine
 
 
@@ -329,7 +329,7 @@ def test_edits_before_the_position_that_answers_them(engine, lens, vector):
             engine.score([LONG], [TARGETS], plan=plan)
         with pytest.raises(sl.PlanError, match="before its condition was answered"):
             engine.generate([PROMPTS[0], LONG], plan=plan, max_new_tokens=2)
-    short = [prompt for prompt in PROMPTS if len(engine.tokenizer(prompt)["input_ids"]) <= 32]  # tokens of a pass
+    short = [prompt for prompt in PROMPTS if len(engine.tokenizer(prompt)["input_ids"]) <= 16]  # tokens of a pass
     assert 4 <= len(short) < len(PROMPTS)
     assert compare(engine, lens, short * 2, plan) > 1 / 6  # beside others, some of them are cut
 
