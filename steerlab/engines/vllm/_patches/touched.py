@@ -90,7 +90,7 @@ _SCHEDULER = (
         "v1.request",
         "Request",
         "request_id sampling_params prompt_token_ids cache_salt block_hashes skip_reading_prefix_cache "
-        "drop_stale_output num_stale_output_tokens",
+        "drop_stale_output num_stale_output_tokens _block_hasher",
     ),
     *_in(
         "v1.outputs",
@@ -172,6 +172,8 @@ _WORKERS = (
         },
     ),
     *_members("v1.worker.gpu.sample.sampler", "Sampler", "compute_nans"),
+    *_in("v1.worker.gpu.async_utils", {"AsyncOutput.get_output": "()"}),
+    *_members("v1.worker.gpu.async_utils", "AsyncOutput", "copy_event num_nans"),
     *_in(
         "v1.worker.gpu.sample.prompt_logprob",
         {"PromptLogprobsWorker.compute_prompt_logprobs": "(logits_fn, hidden_states, ...)"},
