@@ -696,8 +696,8 @@ MUTANTS = [
     ),
     Mutant(
         "positions of steered requests stand still",
-        "if self._acts: self.tables.tokens",
-        "if not self._acts: self.tables.tokens",
+        "if self._is_edited[slots].any(): self.tables.tokens",
+        "if not self._is_edited[slots].any(): self.tables.tokens",
         "tests/vllm/test_steering_state.py",
     ),
     # --- programs -------------------------------------------------------------------------------------------------

@@ -54,15 +54,21 @@ def random_sae(architecture, training=False, hooks=None, **options):
     return sae
 
 
+def check_activations(ours, theirs, streams):
+    """Those of all features, which SAELens gives too."""
+    with torch.no_grad():
+        expected = theirs.encode(streams)
+    torch.testing.assert_close(ours.encode(streams, range(ours.d_sae)), expected, atol=1e-5, rtol=1e-5)
+    return expected
+
+
 def check(folder):
     """Rows and activations of some and of all features are those of the autoencoder that SAELens reads there."""
     theirs = sae_lens.SAE.load_from_disk(folder)
     ours = sl.import_sae(folder)
     assert (ours.hook_point.name, ours.model, ours.d_sae, ours.d_in) == (POINT, "tiny", FEATURES, WIDTH)
     assert torch.equal(torch.stack([v.values for v in ours.vectors(SOME)]), theirs.W_dec[SOME])
-    with torch.no_grad():
-        expected = theirs.encode(STREAMS)
-    torch.testing.assert_close(ours.encode(STREAMS, range(FEATURES)), expected, atol=1e-5, rtol=1e-5)
+    expected = check_activations(ours, theirs, STREAMS)
     torch.testing.assert_close(ours.encode(STREAMS, SOME), expected[..., SOME], atol=1e-5, rtol=1e-5)
     assert 0.05 < float((expected > 0).float().mean()) < 0.95
     return ours
@@ -136,9 +142,7 @@ def test_half_precision(tmp_path, dtype):
     theirs = sae_lens.SAE.load_from_disk(tmp_path, dtype="float32")
     ours = sl.import_sae(tmp_path)
     assert torch.equal(torch.stack([v.values for v in ours.vectors(SOME)]), theirs.W_dec[SOME])
-    with torch.no_grad():
-        expected = theirs.encode(STREAMS)
-    torch.testing.assert_close(ours.encode(STREAMS, range(FEATURES)), expected, atol=1e-5, rtol=1e-5)
+    check_activations(ours, theirs, STREAMS)
 
 
 @pytest.mark.parametrize("case", layouts.OF_SAELENS)
@@ -146,11 +150,9 @@ def test_files_of_earlier_versions_mean_the_same_to_saelens(tmp_path, case):
     """The files of tests/steering/test_sae_layouts.py, which are written as versions from before 3 to 6 write them."""
     config, tensors, expected = layouts.OF_SAELENS[case]
     layouts.written(tmp_path, config | {"device": "cpu"}, tensors, layouts.SAELENS)
-    with torch.no_grad():
-        theirs = sae_lens.SAE.load_from_disk(tmp_path, dtype="float32").encode(layouts.X)
-    torch.testing.assert_close(theirs, expected(), atol=1e-5, rtol=1e-5)
-    ours = sl.import_sae(tmp_path)
-    torch.testing.assert_close(ours.encode(layouts.X, range(layouts.FEATURES)), theirs, atol=1e-5, rtol=1e-5)
+    theirs = sae_lens.SAE.load_from_disk(tmp_path, dtype="float32")
+    found = check_activations(sl.import_sae(tmp_path), theirs, layouts.X)
+    torch.testing.assert_close(found, expected(), atol=1e-5, rtol=1e-5)
 
 
 # --- of publishers without a library, as SAELens reads them -------------------------------------------------------
@@ -192,9 +194,7 @@ def test_gemma_scope(on_disk, lower):
     theirs = as_saelens_reads("gemma_2", "google/gemma-scope-2b-pt-res", name)
     ours = sl.import_sae(folder, hook_point=layouts.POINT)
     check_small(ours, theirs)
-    with torch.no_grad():
-        expected = theirs.encode(layouts.X)
-    torch.testing.assert_close(ours.encode(layouts.X, range(layouts.FEATURES)), expected, atol=1e-5, rtol=1e-5)
+    check_activations(ours, theirs, layouts.X)
 
 
 def test_gemma_scope_2(on_disk):
@@ -203,10 +203,8 @@ def test_gemma_scope_2(on_disk):
     theirs = as_saelens_reads("gemma_3", "google/gemma-scope-2-1b-pt", name)
     ours = sl.import_sae(folder)
     check_small(ours, theirs)
+    check_activations(ours, theirs, layouts.X)
     assert ours.model == theirs.cfg.metadata.model_name
-    with torch.no_grad():
-        expected = theirs.encode(layouts.X)
-    torch.testing.assert_close(ours.encode(layouts.X, range(layouts.FEATURES)), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_llama_scope(on_disk):

@@ -10,6 +10,7 @@ import pytest
 
 import steerlab
 from steerlab.core.errors import BackendMissingError
+from steerlab.engines.vllm import _plugin as plugin
 from steerlab.engines.vllm._patches import cache_hits, versions
 from steerlab.engines.vllm._patches.differences import differences, fits, parameters
 from steerlab.engines.vllm._patches.grouped_admission import Groups
@@ -172,8 +173,6 @@ def test_an_altered_vllm_is_refused_in_one_sentence(altered):
 
 
 def test_the_plugin_leaves_an_altered_vllm_alone(altered, monkeypatch, caplog):
-    from steerlab.engines.vllm import _plugin as plugin
-
     monkeypatch.setattr(plugin, "installed_version", versions.installed_version)
     plugin.register()
     assert f"leaves vLLM 0.33.0 alone: {SENTENCE}" in caplog.text

@@ -27,8 +27,7 @@ def install() -> None:
 
     @functools.wraps(original)
     def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
-        counts = model_runner_output.num_nans_in_logits
-        failed = [name for name, count in counts.items() if count] if counts and any(counts.values()) else []
+        failed = [name for name, count in (model_runner_output.num_nans_in_logits or {}).items() if count]
         if not failed or SteeringConfig.of(self.vllm_config) is None:
             return original(self, scheduler_output, model_runner_output)
         again = []

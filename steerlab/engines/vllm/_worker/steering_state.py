@@ -99,7 +99,6 @@ class SteeringState:
         self._ended = np.zeros(n_slots, dtype=np.int64)
         self._dirty = 0  # tokens of the last pass that were not all −1
         self._last: tuple[np.ndarray, np.ndarray] | None = None  # slots and positions that the tables hold a token of
-        self._acts = False  # whether an edit or a condition acts on one of them
         self._pending: list[tuple[RequestRecord, list[int], int]] = []
 
     def hold(self, name: str, plan: PlanTables) -> None:
@@ -287,7 +286,7 @@ class SteeringState:
             lengths: how many tokens it has.
             ids: of all these tokens, on the device; needed if the positions of one depend on tokens.
         """
-        if not (self._in_slots or self._dirty):
+        if not (self._in_slots or self._dirty):  # nobody is steered, and nothing is left of the last pass
             if self.measuring is not None:
                 self.measuring.begin_empty()
             return
@@ -315,7 +314,7 @@ class SteeringState:
             self._plan_reading(table, slots, starts, lengths, firsts)
         to_device(table, self.tables.tokens.device, out=self.tables.tokens[: len(table)])
         self.following.begin(slots, starts, lengths, ids)
-        self._dirty, self._acts = total, bool((acting >= 0).any())
+        self._dirty = total
         self._last = (slots.copy(), starts.copy()) if (lengths == 1).all() and not self._pending else None
 
     def _goes_on(self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> bool:
@@ -327,7 +326,7 @@ class SteeringState:
 
     def _advance(self, slots: np.ndarray, starts: np.ndarray) -> None:
         """The tables of the last pass, every token one further: a step on the host may take as long as the device's."""
-        if self._acts:
+        if self._is_edited[slots].any():
             self.tables.tokens[: len(slots), POSITION].add_(1)
         self._ended[slots] = starts + 1
         self._last = (slots.copy(), starts.copy())
