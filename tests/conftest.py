@@ -128,10 +128,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spares what was imported the search for garbage, which takes 0.3 s through torch and transformers."""
+    _spare_what_is_alive()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:  # a file's fixtures are gone
+        _spare_what_is_alive()
+
+
+def _spare_what_is_alive() -> None:
+    """Spares it the search for garbage, 0.3 s in all of torch and transformers, which closing an engine starts."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from steerlab.core.errors import DataError
 from steerlab.experiment import plots
+from steerlab.experiment.measurements.effect._section import verdict_sentence
 from steerlab.experiment.measurements.effect.result import Effect
 from steerlab.experiment.plots._palette import AGAINST, RANDOM, REAL
 from tests.experiment.frames import DOSES, make_effect
@@ -53,6 +54,19 @@ def test_doses_past_the_bound_are_hollow(effect: Effect) -> None:
     assert doses.tolist() == [-0.2]
     hollow = next(line for line in ax.get_lines() if line.get_label() == "past the cost bound")
     assert hollow.get_markerfacecolor() == "white"
+
+
+def test_one_group_has_no_interval_anywhere() -> None:
+    effect = make_effect(SLOPES, groups=["a"] * 4, nulls=NULLS, ratios=COSTLY)
+    ax = plots.plot_dose_response(effect)
+    assert ax.get_title("left") == "Slope +2.00"
+    assert "vector" in words(ax)
+    assert "no interval: one group" in verdict_sentence(effect)
+    assert "+2.00 per unit dose (no interval), " in str(effect)
+    described = plots.describe_dose_response(effect)
+    said = [ax.get_title("left"), *words(ax), verdict_sentence(effect), str(effect), described]
+    assert [text for text in said if "nan" in text] == []
+    assert "nan" not in effect._repr_html_()
 
 
 def test_null_bands_span_the_draws(effect: Effect) -> None:

@@ -77,7 +77,6 @@ def test_replayed_ratios_are_exactly_one_in_half_precision(tiny_llama_path):
             health = processor.ratio_health(drawn)
             assert health.num_flipped > 0
             assert health.replayed.num_impossible == 0
-            assert health.replayed.share_outside <= health.recomputed.share_outside
 
 
 def test_health_counts_what_it_says(make_processor):

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from steerlab.experiment._blocks import Plot
-from steerlab.experiment.plots.style import style
+from steerlab.experiment.plots.style import lay_out, style
 
 
 def picture(name: str, draw: Callable[[], Axes], alt: str, caption: str) -> Plot:
@@ -24,6 +24,8 @@ def picture(name: str, draw: Callable[[], Axes], alt: str, caption: str) -> Plot
     with plt.ioff(), style():
         figure: Any = draw().figure
         try:
+            lay_out(figure)
+            figure.set_layout_engine("none")  # or saving would draw twice, the first time for the layout alone
             figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         finally:
             plt.close(figure)

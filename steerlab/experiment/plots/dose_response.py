@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steerlab.experiment._wording import metric_label, number
+from steerlab.experiment._wording import metric_label, number, with_ends
 from steerlab.experiment.plots._dose_figures import DoseFigures
 from steerlab.experiment.plots._palette import FAMILIES, REAL
 from steerlab.experiment.plots.style import direct_labels, dose_axis, hollow_note, new_axes, styled
@@ -31,8 +31,8 @@ def plot_dose_response(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     doses, means = table.columns.to_numpy(dtype=float), table.mean(axis=0, skipna=False).to_numpy()
     ends = [_band(ax, null_band(effect, family), family) for family in _BANDS]
     intervals = [cluster_t_mean(table[dose].to_numpy(), groups, level=effect.settings.level) for dose in table.columns]
-    level = f"{effect.settings.level:.0%}".replace("%", " %")
     low, high = [i.low for i in intervals], [i.high for i in intervals]
+    name = "vector" if np.isnan(low).all() else f"vector, with\n{100 * effect.settings.level:.0f} % interval"
     ax.fill_between(doses, low, high, color=REAL, alpha=0.2, linewidth=0, label="interval")
     ax.plot(doses, means, color=REAL, label="vector")
     fitted = np.isin(doses, effect.fitted_doses)
@@ -44,7 +44,7 @@ def plot_dose_response(effect: DoseFigures, ax: Axes | None = None) -> Axes:
     dose_axis(ax, effect.settings.axis, doses)
     ax.set_ylabel(metric_label(effect.settings.metric))
     ax.set_title(_title(effect))
-    direct_labels(ax, [(means[-1], f"vector, with\n{level} interval", REAL), *(end for end in ends if end)])
+    direct_labels(ax, [(means[-1], name, REAL), *(end for end in ends if end)])
     return ax
 
 
@@ -110,5 +110,4 @@ def _title(effect: DoseFigures) -> str:
 
 
 def _slope(effect: DoseFigures) -> str:
-    slope, low, high = (number(value, "+.2f") for value in (effect.slope, *effect.ci))
-    return f"{slope} [{low}, {high}]"
+    return with_ends(effect.slope, *effect.ci, places=2).replace("-", "−")

@@ -40,11 +40,17 @@ def styled(draw: Callable[Options, Axes]) -> Callable[Options, Axes]:
         with style():
             ax = draw(*args, **options)
             if given is None:
-                # The layout makes room for the labels of the ticks it finds, and changes them by making room.
-                ax.figure.draw_without_rendering()  # pyright: ignore[reportAttributeAccessIssue]  no sub-figure here
+                # The layout makes room for the labels of the ticks it finds, and changes them by making room: it is
+                # made a second time when the figure is drawn.
+                lay_out(ax.figure)
         return ax
 
     return drawn
+
+
+def lay_out(figure: Any) -> None:
+    """Makes room for labels and titles, as drawing does first."""
+    figure.get_layout_engine().execute(figure)
 
 
 def new_axes(ax: Axes | None, width: float = COLUMN, height: float = 2.7) -> Axes:

@@ -47,13 +47,14 @@ def verdict_sentence(effect: Effect) -> str:
     word = effect.verdict[:1].upper() + effect.verdict[1:]
     if not np.isfinite(effect.slope):
         return f"{word}: fewer than two doses stay within the cost bound."
-    low, high = (number(end, "+.2f") for end in effect.ci)
+    ends = " to ".join(number(end, "+.2f") for end in effect.ci)
     level = f"{100 * effect.settings.level:.0f}\u00a0%"
+    interval = "no interval: one group" if np.isnan(effect.ci[0]) else f"{level} interval {ends}"
     rank = f", and its worst rank among control arms is {effect.null_rank:.3f}" if np.isfinite(effect.null_rank) else ""
     size = "" if np.isnan(effect.margin) else f"; what counts as small is ±{number(effect.margin, '.2f')}"
     return (
         f"{word}: the {metric_label(effect.settings.metric)} changes by {number(effect.slope, '+.2f')} per unit of "
-        f"{effect.settings.axis} ({level} interval {low} to {high}){rank}{size}."
+        f"{effect.settings.axis} ({interval}){rank}{size}."
     )
 
 

@@ -270,10 +270,9 @@ class Effect(Shown):
         return effect_pieces(self)
 
     def __str__(self) -> str:
-        low, high = self.ci
+        ends = "(no interval)" if math.isnan(self.ci[0]) else f"[{', '.join(in_figures(end, '+') for end in self.ci)}]"
         return (
-            f"{self.verdict}: {in_figures(self.slope, '+')} per unit {self.settings.axis} "
-            f"[{in_figures(low, '+')}, {in_figures(high, '+')}], "
+            f"{self.verdict}: {in_figures(self.slope, '+')} per unit {self.settings.axis} {ends}, "
             f"{'' if math.isnan(self.margin) else f'margin ±{in_figures(self.margin)}, '}"
             f"{self.anti_steerable:.0%} anti-steerable, "
             f"{f'null rank {self.null_rank:.3f}' if self.null_ranks else 'no null rank'}"
