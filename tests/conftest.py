@@ -1,3 +1,4 @@
+import atexit
 import gc
 import os
 import signal
@@ -129,6 +130,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     _spare_what_is_alive()
+    atexit.register(gc.unfreeze)  # libraries call what is left at the end a leak
     gc.enable()
 
 
@@ -142,10 +144,6 @@ def _spare_what_is_alive() -> None:
     """Spares it the search for garbage, 0.3 s in all of torch and transformers, which closing an engine starts."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries call what is left at the end a leak
 
 
 @pytest.hookimpl(optionalhook=True)
