@@ -55,9 +55,10 @@ def figures_of(rows: pd.DataFrame, cost: pd.DataFrame, settings: EffectSettings)
     groups: list[str] = items.group.tolist()
     slopes, curvatures = np.full(len(items), np.nan), np.full(len(items), np.nan)
     if len(fitted) >= 2:
-        slopes = least_squares_slopes(np.array(fitted), item_table(rows, "vector", 0, fitted))
-    if len(fitted) >= 3:
-        curvatures = least_squares_curvatures(np.array(fitted), item_table(rows, "vector", 0, fitted))
+        table = item_table(real, fitted)
+        slopes = least_squares_slopes(np.array(fitted), table)
+        if len(fitted) >= 3:
+            curvatures = least_squares_curvatures(np.array(fitted), table)
     nulls, rank_slope = _null_slopes(rows, fitted)
     families = {
         family: nulls[nulls.family == family].slope.to_numpy()
@@ -116,16 +117,9 @@ def design_of(
     return Design(error, n_groups, drawn, 1 - settings.level)
 
 
-def item_table(rows: pd.DataFrame, family: str, draw: int, doses: Sequence[float]) -> np.ndarray:
-    """Metric values of one arm, shape [items, doses], at the doses given; dose 0 is every arm's baseline."""
-    arm: Any = rows[(rows.family == family) & (rows.draw == draw)]
-    base: Any = rows[(rows.family == "vector") & (rows.dose == 0)]
-    columns = []
-    for dose in doses:
-        found = arm[arm.dose == dose]
-        chosen = base if found.empty and dose == 0 else found
-        columns.append(chosen.sort_values("item").value.to_numpy())
-    return np.stack(columns, axis=1)
+def item_table(arm: Any, doses: Sequence[float]) -> np.ndarray:
+    """Metric values of one arm's rows, shape [items, doses]."""
+    return np.stack([arm[arm.dose == dose].sort_values("item").value.to_numpy() for dose in doses], axis=1)
 
 
 def outermost(doses: Sequence[float]) -> list[float]:
@@ -138,8 +132,8 @@ def _null_slopes(rows: pd.DataFrame, fitted: Sequence[float]) -> tuple[pd.DataFr
     if len(fitted) < 2:
         return pd.DataFrame([], columns=columns), math.nan
     ends = outermost(fitted)
-    rank_slope = _mean_slope(ends, item_table(rows, "vector", 0, ends))
     real: Any = rows[rows.family == "vector"]
+    rank_slope = _mean_slope(ends, item_table(real, ends))
     arms: Any = rows[rows.family != "vector"]
     if arms.empty:
         return pd.DataFrame([], columns=columns), rank_slope
@@ -153,7 +147,10 @@ def _mean_slope(doses: Sequence[float], table: np.ndarray) -> float:
 
 
 def _tables_by_arm(arms: pd.DataFrame, baseline: np.ndarray, doses: Sequence[float]) -> Iterator[np.ndarray]:
-    """What `item_table` gives of each arm, in the order in which the arms come; there may be thousands."""
+    """What `item_table` gives of each arm, in the order in which the arms come; there may be thousands.
+
+    Dose 0 is every arm's baseline.
+    """
     numbers = arms.groupby(["family", "draw"], sort=False).ngroup().to_numpy()
     order = np.lexsort([arms.item.to_numpy(), numbers])
     cuts = np.flatnonzero(np.diff(numbers[order])) + 1
