@@ -1,6 +1,6 @@
 """What repeng makes of the same pairs, written to files; it runs in repeng's own environment, without steerlab.
 
-Usage: ``python repeng_reference.py MODEL PAIRS.json OURS.gguf OUT``
+Usage: ``python repeng_reference.py PAIRS.json MODEL OURS.gguf OUT [MODEL OURS.gguf OUT …]``
 
 PAIRS.json is ``{"pairs": [[positive, negative], …], "text": …}``, OURS.gguf a control vector that steerlab wrote. In
 the folder OUT come ``arrays.npz`` and, as repeng exports them, ``pca_diff.gguf`` and ``pca_center.gguf``.
@@ -9,6 +9,7 @@ the folder OUT come ``arrays.npz`` and, as repeng exports them, ``pca_diff.gguf`
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,8 @@ from repeng.extract import batched_get_hiddens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def main(model_path: str, pairs_path: str, ours_path: str, out: str) -> None:
+def main(given: dict[str, Any], model_path: str, ours_path: str, out: str) -> None:
     """Writes what the tests compare with."""
-    given = json.loads(Path(pairs_path).read_text())
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     dataset = [DatasetEntry(positive, negative) for positive, negative in given["pairs"]]
@@ -45,4 +45,6 @@ def main(model_path: str, pairs_path: str, ours_path: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    pairs = json.loads(Path(sys.argv[1]).read_text())
+    for start in range(2, len(sys.argv), 3):
+        main(pairs, *sys.argv[start : start + 3])

@@ -47,12 +47,12 @@ SHORT = [
 
 
 def cut_from_text(n: int) -> list[tuple[str, str]]:
-    """Pairs from the shipped texts: a paragraph up to a word, and its next 1 to 9 words."""
+    """Pairs from the shipped texts: at most twelve words of a paragraph, and its next 1 to 9 words."""
     found = []
     for paragraph in f"{reference_text()}\n\n{neutral_text()}".split("\n\n"):
         words = paragraph.split()
         found += [
-            (" ".join(words[:cut]), " " + " ".join(words[cut : cut + 1 + cut % 9]))
+            (" ".join(words[max(0, cut - 12) : cut]), " " + " ".join(words[cut : cut + 1 + cut % 9]))
             for cut in range(4, len(words) - 9, 6)
         ]
     assert len(found) >= n
