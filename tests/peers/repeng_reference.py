@@ -25,12 +25,12 @@ def main(given: dict[str, Any], model_path: str, ours_path: str, out: str) -> No
     dataset = [DatasetEntry(positive, negative) for positive, negative in given["pairs"]]
     arrays = {}
     for method in ("pca_diff", "pca_center"):
-        vector = ControlVector.train(model, tokenizer, dataset, method=method, batch_size=4)
+        vector = ControlVector.train(model, tokenizer, dataset, method=method, batch_size=12)
         vector.export_gguf(Path(out) / f"{method}.gguf")
         arrays |= {f"{method}.{layer}": row for layer, row in vector.directions.items()}
     texts = [text for pair in given["pairs"] for text in pair]
     layers = list(range(model.config.num_hidden_layers))
-    hiddens = batched_get_hiddens(model, tokenizer, texts, layers, 4)
+    hiddens = batched_get_hiddens(model, tokenizer, texts, layers, 12)
     arrays |= {f"hidden.{layer}": rows for layer, rows in hiddens.items()}
     ours = ControlVector.import_gguf(ours_path)
     arrays |= {f"ours.{layer}": row for layer, row in ours.directions.items()}

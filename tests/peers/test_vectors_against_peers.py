@@ -99,7 +99,7 @@ def test_steering_vectors_mean(case, plain, pairs, kind, site):
     name, _, engine = case
     model, tokenizer = plain
     theirs = sl.VectorSet.from_steering_vectors(
-        train_steering_vector(model, tokenizer, PAIRS, layers=LAYERS[name], layer_type=kind, batch_size=4)
+        train_steering_vector(model, tokenizer, PAIRS, layers=LAYERS[name], layer_type=kind, batch_size=12)
     )
     ours = extracted(engine, pairs, "mean_diff", LAYERS[name], site)
     assert list(theirs) == list(ours) == LAYERS[name]
@@ -116,7 +116,7 @@ def test_steering_vectors_pca(case, plain, pairs):
     name, _, engine = case
     model, tokenizer = plain
     theirs = train_steering_vector(
-        model, tokenizer, PAIRS, layers=LAYERS[name], aggregator=pca_aggregator(), batch_size=4
+        model, tokenizer, PAIRS, layers=LAYERS[name], aggregator=pca_aggregator(), batch_size=12
     )
     ours = extracted(engine, pairs, "pca_uncentred", LAYERS[name])
     for layer in ours:
