@@ -14,7 +14,7 @@
 # %% [markdown]
 # # Gallery
 #
-# Every plot, with the code that made it, and one of each result as a notebook shows it. The whole page takes about 70
+# Every plot, with the code that made it, and one of each result as a notebook shows it. The whole page takes about 80
 # seconds of processor time on two cores; items and draws are few, so that the figures show looks rather than findings.
 
 # %%
