@@ -15,7 +15,7 @@
 # # A study of your own
 #
 # From two JSONL files to a report, in forty lines: does a vector for warmth, made from pairs of sentences, make a model
-# expect warm weather? It takes about 50 seconds of processor time on two cores. Replace both files by your own.
+# expect warm weather? It takes about 40 seconds of processor time on two cores. Replace both files by your own.
 #
 # The files have one JSON object per line. Pairs have `positive`, `negative` and a `group`; targets have `prompt`,
 # `target`, `label` (+1 or −1) and a `group`. Rows of one group belong together and count as one in intervals.
@@ -34,7 +34,7 @@ pairs = [
 ]
 targets = [
     {"prompt": f"At the {scene} the afternoon felt", "target": word, "label": label, "group": scene}
-    for scene in ["station", "valley", "stone", "river", "tower", "bridge", "market", "forest", "tent"]
+    for scene in ["station", "valley", "river", "tower", "bridge", "market"]
     for word, label in [(" hot", 1), (" sunny", 1), (" cool", -1), (" chilly", -1)]
 ]
 for name, rows in (("pairs", pairs), ("targets", targets)):

@@ -16,7 +16,7 @@
 #
 # Which layer, and which dose? If you try many and show the best, the result is too good. This notebook separates two
 # steps: *selecting* on development items, within limits on the cost of the plan, and *confirming* the winner once on
-# items that the selection has not used. It takes about 55 seconds of processor time on two cores.
+# items that the selection has not used. It takes about 40 seconds of processor time on two cores.
 
 # %%
 # %matplotlib inline

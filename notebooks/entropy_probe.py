@@ -17,7 +17,7 @@
 # A policy-gradient step changes how random a policy is, and entropy that falls too fast ends learning. Can the change
 # be predicted from the batch that makes the step? `entropy_probe` predicts it to first and second order in the step's
 # length, and measures what really happens at its end: with importance weights on the old responses, and with new ones.
-# The whole page takes about 60 seconds of processor time.
+# The whole page takes about 30 seconds of processor time.
 
 # %%
 # %matplotlib inline

@@ -16,7 +16,7 @@
 #
 # What did an intervention do to the model's predictions? This notebook measures it without sampling anything: the
 # probability of given texts, token by token, and the entropy and divergence of whole next-token distributions, with and
-# without a plan, on the same text. It takes about 30 seconds of processor time on two cores.
+# without a plan, on the same text. It takes about 25 seconds of processor time on two cores.
 
 # %%
 # %matplotlib inline

@@ -15,7 +15,7 @@
 # # First steps
 #
 # Extract a vector from contrast pairs, steer a small model with it, choose a dose, use contrast pairs of your own, and
-# measure an effect beside its nulls. On two cores this takes about 60 seconds of processor time.
+# measure an effect beside its nulls. On two cores this takes about 45 seconds of processor time.
 
 # %%
 # %matplotlib inline

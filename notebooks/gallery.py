@@ -14,7 +14,7 @@
 # %% [markdown]
 # # Gallery
 #
-# Every plot, with the code that made it, and one of each result as a notebook shows it. The whole page takes about 90
+# Every plot, with the code that made it, and one of each result as a notebook shows it. The whole page takes about 80
 # seconds of processor time on two cores; items and draws are few, so that the figures show looks rather than findings.
 
 # %%
@@ -38,13 +38,13 @@ engine = exp.engine
 # %% [markdown]
 # # Plots
 #
-# An effect first: five doses, eight random directions, four vectors from flipped labels, and the vector at a wrong
+# An effect first: five doses, five random directions, three vectors from flipped labels, and the vector at a wrong
 # layer.
 
 # %%
 vectors = exp.extract(pairs, layers=[10, 14, 18, 22], name="sentiment")
 plan = sl.Plan(sl.add(vectors[14], dose=1.0))
-controls = sl.Controls(random=8, shuffled=4, wrong_layer=True)
+controls = sl.Controls(random=5, shuffled=3, wrong_layer=True)
 effect = exp.effect(plan, items, [-0.4, -0.2, 0, 0.2, 0.4], controls=controls, pairs=pairs, neutral=neutral)
 assert effect.slope > 0
 

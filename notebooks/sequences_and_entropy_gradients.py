@@ -17,7 +17,7 @@
 # How random is the model's output under the policy that really samples it? And how would that change if its parameters
 # moved? `SequenceProcessor` draws responses, scores them exactly under the sampling policy, and estimates the gradient
 # of the entropy of whole sequences. It does not change the Hugging Face model that it works on. All of it takes
-# about 60 seconds of processor time on two cores.
+# about 40 seconds of processor time on two cores.
 
 # %%
 # %matplotlib inline
@@ -153,7 +153,7 @@ weight = model.get_parameter(name)
 before = weight.detach().clone()
 direction = {name: torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) * weight.std().item()}
 free = SequenceProcessor(model, tokenizer, config=GenerationConfig(max_new_tokens=8, tf_batch_size=16))
-drawn = free.generate_batched(["The weather today is"], 48, seed=0)
+drawn = free.generate_batched(["The weather today is"], 32, seed=0)
 at_zero = free.teacher_force_logprobs(drawn)
 moves = []
 for eta in (0.0, 0.02, 0.1):
@@ -214,7 +214,7 @@ pd.Series(
 
 # %% [markdown]
 # They agree, within an error that may be as large as the number itself: a random direction hardly changes the entropy,
-# and 48 short responses cannot resolve such a small change. The check shows that the two estimates are consistent; for
+# and 32 short responses cannot resolve such a small change. The check shows that the two estimates are consistent; for
 # a figure to publish, draw until the standard error is small beside it. The error falls with the square root of the
 # number of responses, so a tenth of it needs a hundred times as many.
 #
@@ -224,7 +224,7 @@ pd.Series(
 # %%
 size = gradient.gradient[name].norm()
 uphill = {name: gradient.gradient[name] / size * before.norm() / 100}
-fresh = free.generate_batched(["The weather today is"], 48, seed=1)
+fresh = free.generate_batched(["The weather today is"], 32, seed=1)
 climbed = check_entropy_gradient(free, fresh, gradient, uphill, eta=0.5)
 assert climbed.measured > 2 * climbed.measured_std_error
 assert climbed.measured < climbed.predicted
@@ -238,7 +238,7 @@ f"predicted {climbed.predicted:+.2f}, fresh draws {climbed.measured:+.2f} ± {cl
 # ## Exercises
 #
 # 1. Set `top_p=1.0` in the first configuration. Which of the two spreads grows more, and why?
-# 2. Repeat the check with 16, 48 and 144 responses. Does the standard error fall like 1/√n?
+# 2. Repeat the check with 8, 32 and 128 responses. Does the standard error fall like 1/√n?
 # 3. Set `baseline=False` in `entropy_gradient`. Compare its value along `direction` over five seeds with and without.
 # 4. Pass a steering plan (`plan=`) to `teacher_force_logprobs` and compare the RB entropies of the same responses. Does
 #    sentiment make the model more certain?

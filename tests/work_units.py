@@ -38,6 +38,11 @@ SECONDS = {
     "tests/cli/test_run_examples.py": 8,
     "tests/lens/test_capture_generated.py": 8,
     "tests/experiment/test_earlier_runs.py": 8,
+    # those of `make test-peers`
+    "tests/peers/test_vectors_against_peers.py": 45,
+    "tests/peers/test_inspect.py": 40,
+    "tests/peers/test_harness.py": 35,
+    "tests/peers/test_scores_against_peers.py": 30,
     # those that run vLLM
     "tests/vllm/test_remote.py": 85,
     "tests/vllm/test_forms.py": 45,

@@ -77,7 +77,8 @@ class Overrides:
             InputError: for an unknown name or another shape.
         """
         check_unsharded(self.root)
-        return {name: self._widened(p) for name, p in self.root.named_parameters()} | self._canonical(override)
+        given = self._canonical(override)
+        return {name: given[name] if name in given else self._widened(p) for name, p in self.root.named_parameters()}
 
     def check_buffers(self, override: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A user's mapping of buffers, checked.

@@ -271,10 +271,10 @@ class _Along:
         """A step that moves the parameters by a ten-thousandth of their norm."""
         processor, _, v_named, *_ = self._call
         at_zero, at_one = (processor.params_override(v_named, eta) for eta in (0.0, 1.0))
-        size = math.sqrt(sum(float((at_one[name] - at_zero[name]).double().square().sum()) for name in at_zero))
+        named = [name for name in at_zero if not torch.equal(at_one[name], at_zero[name])]
+        size = math.sqrt(sum(float((at_one[name] - at_zero[name]).double().square().sum()) for name in named))
         if not size > 0 or not math.isfinite(size):
             raise InputError(f"The direction has norm {size}; there is no way to go.")
-        named = [name for name in at_zero if not torch.equal(at_one[name], at_zero[name])]
         own = math.sqrt(sum(float(at_zero[name].double().square().sum()) for name in named))
         return _RELATIVE_STEP * (own or 1.0) / size
 

@@ -47,12 +47,12 @@ SHORT = [
 
 
 def cut_from_text(n: int) -> list[tuple[str, str]]:
-    """Pairs from the shipped texts: a paragraph up to a word, and its next 1 to 9 words."""
+    """Pairs from the shipped texts: at most twelve words of a paragraph, and its next 1 to 9 words."""
     found = []
     for paragraph in f"{reference_text()}\n\n{neutral_text()}".split("\n\n"):
         words = paragraph.split()
         found += [
-            (" ".join(words[:cut]), " " + " ".join(words[cut : cut + 1 + cut % 9]))
+            (" ".join(words[max(0, cut - 12) : cut]), " " + " ".join(words[cut : cut + 1 + cut % 9]))
             for cut in range(4, len(words) - 9, 6)
         ]
     assert len(found) >= n
@@ -60,6 +60,7 @@ def cut_from_text(n: int) -> list[tuple[str, str]]:
 
 
 PAIRS = [*SHORT, *cut_from_text(80)]
+BATCH = 20
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_lm_eval_harness(reference, ours):
 
     model, tokenizer = reference
     # Its float32 softmax over 49,152 tokens alone is up to 1.1e-4 from the float64 sum of a target here.
-    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, softmax_dtype="float64")
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=BATCH, softmax_dtype="float64")
     requests = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(PAIRS)]
     theirs = [log_prob for log_prob, _ in harness.loglikelihood(requests, disable_tqdm=True)]
     assert ours == pytest.approx(theirs, abs=1e-4)
@@ -98,10 +99,9 @@ def test_minicons(reference, ours):
 
     model, tokenizer = reference
     scorer = IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
-    theirs = [
-        scorer.conditional_score(
-            [prompt], [target.removeprefix(" ")], reduction=lambda log_probs: log_probs.sum().item()
-        )[0]
-        for prompt, target in PAIRS
-    ]
+    theirs = []
+    for start in range(0, len(PAIRS), BATCH):
+        prompts, targets = zip(*PAIRS[start : start + BATCH], strict=True)
+        targets = [target.removeprefix(" ") for target in targets]
+        theirs += scorer.conditional_score(list(prompts), targets, reduction=lambda log_probs: log_probs.sum().item())
     assert ours == pytest.approx(theirs, abs=1e-4)

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not here; `make test-peers` sets them up"),
 ]
 
-THINGS = ["film", "soup", "train ride"]
+THINGS = ["film", "train ride"]
 ENDS = ["", " today", " last week, to be honest"]  # other lengths, so that batches are padded
 PAIRS = [
     (f"The {thing} was {good}{end}", f"The {thing} was {bad}{end}")
@@ -46,12 +47,18 @@ def cosine(a, b) -> float:
     return float(a @ b / (a.norm() * b.norm()))
 
 
-@pytest.fixture(scope="module", params=["smollm2", "tiny"])
-def case(request, tmp_path_factory, smollm2_path):
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, smollm2_path):
+    """Per model its directory, and ours on it."""
+    paths = {"smollm2": smollm2_path, "tiny": build_tiny_llama(tmp_path_factory.mktemp("tiny") / "llama")}
+    with ExitStack() as stack:
+        yield {name: (path, stack.enter_context(sl.load(str(path), dtype="float32"))) for name, path in paths.items()}
+
+
+@pytest.fixture(scope="module", params=list(LAYERS))
+def case(request, models):
     """A model's name, its directory, and ours on it."""
-    path = smollm2_path if request.param == "smollm2" else build_tiny_llama(tmp_path_factory.mktemp("tiny") / "llama")
-    with sl.load(str(path), dtype="float32") as engine:
-        yield request.param, path, engine
+    return request.param, *models[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +99,7 @@ def test_steering_vectors_mean(case, plain, pairs, kind, site):
     name, _, engine = case
     model, tokenizer = plain
     theirs = sl.VectorSet.from_steering_vectors(
-        train_steering_vector(model, tokenizer, PAIRS, layers=LAYERS[name], layer_type=kind, batch_size=4)
+        train_steering_vector(model, tokenizer, PAIRS, layers=LAYERS[name], layer_type=kind, batch_size=12)
     )
     ours = extracted(engine, pairs, "mean_diff", LAYERS[name], site)
     assert list(theirs) == list(ours) == LAYERS[name]
@@ -109,7 +116,7 @@ def test_steering_vectors_pca(case, plain, pairs):
     name, _, engine = case
     model, tokenizer = plain
     theirs = train_steering_vector(
-        model, tokenizer, PAIRS, layers=LAYERS[name], aggregator=pca_aggregator(), batch_size=4
+        model, tokenizer, PAIRS, layers=LAYERS[name], aggregator=pca_aggregator(), batch_size=12
     )
     ours = extracted(engine, pairs, "pca_uncentred", LAYERS[name])
     for layer in ours:
@@ -136,18 +143,24 @@ def test_our_vectors_steer_in_steering_vectors_as_here(case, plain, pairs):
 
 
 @pytest.fixture(scope="module")
-def repeng(case, pairs, tmp_path_factory):
-    """The folder with what repeng made of the pairs and of a control vector of ours, and its arrays."""
-    name, path, engine = case
-    out = tmp_path_factory.mktemp("repeng")
-    ours = extracted(engine, pairs, "mean_diff", LAYERS[name]).to_gguf(out / "ours.gguf", model_hint="llama")
-    (out / "pairs.json").write_text(json.dumps({"pairs": PAIRS, "text": TEXT}))
-    script = Path(__file__).with_name("repeng_reference.py")
-    subprocess.run(
-        [REPENG, "-W", "ignore", script, path, out / "pairs.json", ours, out],
-        check=True,
-        env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
-    )
+def made_by_repeng(models, pairs, tmp_path_factory):
+    """Per model the folder with what repeng, run once, made of the pairs and of a control vector of ours."""
+    root = tmp_path_factory.mktemp("repeng")
+    (root / "pairs.json").write_text(json.dumps({"pairs": PAIRS, "text": TEXT}))
+    command = [REPENG, "-W", "ignore", Path(__file__).with_name("repeng_reference.py"), root / "pairs.json"]
+    for name, (path, engine) in models.items():
+        (root / name).mkdir()
+        ours = extracted(engine, pairs, "mean_diff", LAYERS[name])
+        command += [path, ours.to_gguf(root / name / "ours.gguf", model_hint="llama"), root / name]
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    subprocess.run(command, check=True, env=environment)
+    return {name: root / name for name in models}
+
+
+@pytest.fixture(scope="module")
+def repeng(case, made_by_repeng):
+    """The folder with what repeng made on the model, and its arrays."""
+    out = made_by_repeng[case[0]]
     return out, np.load(out / "arrays.npz", allow_pickle=False)
 
 
