@@ -40,7 +40,7 @@ OPTIONS = {
     "enforce_eager": True,
     "block_size": 32,
     "max_num_seqs": 16,
-    "kv_cache_memory_bytes": 256 << 20,
+    "kv_cache_memory_bytes": 64 << 20,
 }
 """Of a small engine."""
 
@@ -90,12 +90,16 @@ def set_up_vllm(*, in_process, compiled=False):
             if "vllm" in sys.modules:  # the import belongs to the start of an engine, whose output is looked at
                 # vLLM looks at an architecture that is new to it in a process of its own, which imports vLLM again
                 patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda look: look())
+                from vllm.triton_utils import dispatcher
+
+                if dispatcher._registry:  # kernels for the CPU are in place, wherever an engine has searched for them
+                    patch.setattr(dispatcher, "register_kernels", lambda overrides: None)
         else:
             for name, value in forked.environment(Path(plugin)).items():
                 patch.setenv(name, value)
             patch.syspath_prepend(plugin)  # a spawned process has this one's path
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
-        patch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "2")  # 20 s for those whose neighbour was killed
+        patch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")  # 20 s for those whose neighbour was killed
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield

@@ -131,6 +131,9 @@ def _ready() -> socket.socket:
 def main(channel: int) -> None:
     """Imports vLLM, and forks whenever a connection comes."""
     gc.disable()
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.simple_compile_backend = "eager"  # of vLLM's own functions; C++ takes seconds to compile
     for module in IMPORTED:
         importlib.import_module(module)
     importlib.import_module("setproctitle").getproctitle()  # it finds the title where the environment begins, once

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 
 import steerlab as sl
-from steerlab.protocols import Concept, axbench
 from steerlab.steering.operators import Edit, Gate, Operator, Term
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -81,19 +80,39 @@ OPTIONS = {
 }
 
 
-def compare(engine, lens, prompts, plans, n_tokens=8, *, cached=True):
-    """Greedy tokens, log-probs, scores and receipts of both engines; the share of the scores that plans changed."""
+def compare(engine, lens, prompts, plans, n_tokens=8, *, cached=True, again=False):
+    """Greedy tokens, log-probs, scores and receipts of both engines; the reference's scores.
+
+    Args:
+        cached: as of `same_receipts`, for what is generated.
+        again: whether ours generates once more, from its cache and in another order.
+    """
     options = {"policy": GREEDY, "max_new_tokens": n_tokens}
     ours, theirs = (one.generate(prompts, plan=plans, **options) for one in (engine, lens))
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.token_ids == b.token_ids
-        assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-4)
+    same_rows(ours, theirs)
     same_receipts(ours.receipts, theirs.receipts, cached=cached)
     found, expected = (one.score(prompts, [TARGETS] * len(prompts), plan=plans) for one in (engine, lens))
     assert [s.log_prob for s in found] == pytest.approx([s.log_prob for s in expected], abs=1e-4)
     same_receipts(found.receipts, expected.receipts)
-    plain = lens.score(prompts, [TARGETS] * len(prompts))
-    changed = [abs(a.log_prob - b.log_prob) > 1e-3 for a, b in zip(expected, plain, strict=True)]
+    if again:
+        ours = engine.generate(prompts[::-1], plan=plans[::-1], **options)
+        same_rows(ours, theirs[::-1])
+        same_receipts(ours.receipts, theirs.receipts[::-1])
+    return expected
+
+
+def same_rows(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-4)
+
+
+def share_changed(lens, prompts, scores):
+    """The share of the scores of these prompts that plans changed."""
+    distinct = list(dict.fromkeys(prompts))
+    plain = lens.score(distinct, [TARGETS] * len(distinct))
+    log_probs = {(distinct[s.prompt_index], s.target_index): s.log_prob for s in plain}
+    changed = [abs(s.log_prob - log_probs[prompts[s.prompt_index], s.target_index]) > 1e-3 for s in scores]
     return sum(changed) / len(changed)
 
 
@@ -120,10 +139,8 @@ def test_every_operator_at_every_position_with_every_option(engine, lens, vector
     plans = [sl.Plan(make(where=where, **options[(i + j) % len(options)])) for (i, make), (j, where) in pairs]
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
-    assert compare(engine, lens, prompts, plans, cached=False) > 1 / 3
-    cold, warm = (engine.generate(prompts, plan=plans, policy=GREEDY, max_new_tokens=8) for _ in range(2))
-    assert [row.token_ids for row in warm] == [row.token_ids for row in cold]
-    same_receipts(warm.receipts, cold.receipts)
+    scores = compare(engine, lens, prompts, plans, cached=False, again=True)
+    assert share_changed(lens, prompts, scores) > 1 / 3
 
 
 @pytest.mark.parametrize("method", ["reft_r1", "reps", "loreft"])
@@ -140,21 +157,7 @@ def test_learned_edits_run_on_both_engines(engine, lens, method, tmp_path):
     plans.append(sl.Plan(make(vector, norm="keep", schedule=sl.schedule.linear(1.0, 0.2, over=4))))
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
-    assert compare(engine, lens, prompts, plans, cached=False) > 1 / 3
-
-
-@pytest.mark.filterwarnings("ignore:reft_r1. the held-out loss is")  # two steps teach little
-def test_axbench_is_the_same_on_both_engines(engine, lens, tmp_path):
-    asked = ["Where?", "Who?", "Why?"]
-    concept = Concept(
-        "joy", tuple((one, "a happy day") for one in asked), tuple((one, "the bread was stale") for one in asked)
-    )
-    options = {"layer": 1, "factors": [0.5, 1.0], "max_new_tokens": 4, "methods": ["prompting", "diff_mean", "reft_r1"]}
-    options |= {"training": {"steps": 2, "validation": 0.4}, "trainer": lens, "judge": engine}
-    runs = [sl.Experiment(name, one, root=tmp_path) for name, one in (("vllm", engine), ("lens", lens))]
-    ours, theirs = (axbench(run, [concept], PROMPTS[4:6], **options).rows for run in runs)
-    assert ours.text.tolist() == theirs.text.tolist()
-    assert ours.score.tolist() == pytest.approx(theirs.score.tolist(), abs=1e-3)
+    assert share_changed(lens, prompts, compare(engine, lens, prompts, plans, cached=False)) > 1 / 3
 
 
 SITES = ["attn_out", "resid_mid", "mlp_out", "resid_pre"]
@@ -170,7 +173,7 @@ def test_every_operator_at_every_site(engine, lens, vector):
     plans.append(sl.Plan(*(edit for plan in plans[::7] for edit in plan), sl.add(vector(2), coef=1.0)))
     engine.llm.reset_prefix_cache()
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
-    assert compare(engine, lens, prompts, plans, cached=False) > 1 / 3
+    assert share_changed(lens, prompts, compare(engine, lens, prompts, plans, cached=False)) > 1 / 3
 
 
 @pytest.mark.parametrize("site", [*SITES, "resid_post"])
@@ -183,11 +186,6 @@ def test_what_is_read_at_every_site_is_what_the_reference_reads(engine, lens, ve
             torch.testing.assert_close(ours[layer], theirs[layer], atol=5e-4, rtol=1e-4)
 
 
-def test_a_dose_inside_a_layer_is_measured_there(engine, lens):
-    for site in ("attn_out", "resid_mid"):
-        assert engine.median_norm(1, site) == pytest.approx(lens.median_norm(1, site), rel=1e-4)
-
-
 def test_several_forms_at_one_hook_point_act_in_order(engine, lens, vector):
     make = operators(vector)
     plans = [
@@ -196,7 +194,7 @@ def test_several_forms_at_one_hook_point_act_in_order(engine, lens, vector):
         sl.Plan(make["set"](norm="keep", where=w.all()), sl.rotate(vector(2), vector(2, 1), angle=2.0)),
         None,
     ]
-    assert compare(engine, lens, PROMPTS[:4], plans) >= 2 / 3
+    assert share_changed(lens, PROMPTS[:4], compare(engine, lens, PROMPTS[:4], plans)) >= 2 / 3
 
 
 def test_blocks_of_a_schedule_are_shared_by_rows_with_one_prompt_only(engine, lens, vector):
@@ -228,7 +226,7 @@ def test_a_change_of_a_head_is_the_same_edit(engine, lens):
         sl.Plan(sl.add(head[1, 0] + head[1, 3], dose=2.0, where=w.all()), sl.add(head[2, 2], coef=-3.0)),
         sl.Plan(sl.ablate(head[2, 2], where=w.prompt() & ~w.index(0)), sl.add(head[1, 0], coef=4.0, norm="keep")),
     ]
-    assert compare(engine, lens, PROMPTS[:3], plans) >= 2 / 3
+    assert share_changed(lens, PROMPTS[:3], compare(engine, lens, PROMPTS[:3], plans)) >= 2 / 3
     with pytest.raises(sl.HookPointError, match="read only"):
         engine.capture(PROMPTS[:1], layers=1, site="z")
     with pytest.raises(sl.InputError, match=r"VLLMEngine\. The vectors then run on every engine"):
@@ -259,7 +257,7 @@ def test_features_of_sparse_autoencoders(engine, lens, tmp_path):
         torch.testing.assert_close(ours.values, theirs.values, atol=5e-4, rtol=1e-4)
         assert 0.05 < float((ours.values > 0).float().mean()) < 0.95
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(plans))]
-    assert compare(engine, lens, prompts, plans) > 1 / 3
+    assert share_changed(lens, prompts, compare(engine, lens, prompts, plans)) > 1 / 3
 
 
 def test_vectors_of_responses_are_those_of_the_reference(engine, lens):
@@ -309,8 +307,8 @@ def test_conditions_are_answered_row_by_row(engine, lens, vector):
     rows = [(prompt, plan) for plan in plans for prompt in PROMPTS] + [(prompt, None) for prompt in PROMPTS]
     prompts, given = zip(*rows, strict=True)
     engine.llm.reset_prefix_cache()
-    assert compare(engine, lens, prompts, list(given), cached=False) > 1 / 18
-    compare(engine, lens, prompts[::-1], list(given[::-1]))  # warm, in another order
+    scores = compare(engine, lens, prompts, list(given), cached=False, again=True)
+    assert share_changed(lens, prompts, scores) > 1 / 18
     for plan in plans:
         passed = {r.edits[0].condition_passed for r in engine.receipts if r.plan_hash == plan.hash}
         assert passed == {True, False}
@@ -331,7 +329,9 @@ def test_edits_before_the_position_that_answers_them(engine, lens, vector):
             engine.generate([PROMPTS[0], LONG], plan=plan, max_new_tokens=2)
     short = [prompt for prompt in PROMPTS if len(engine.tokenizer(prompt)["input_ids"]) <= 16]  # tokens of a pass
     assert 4 <= len(short) < len(PROMPTS)
-    assert compare(engine, lens, short * 2, plan) > 1 / 6  # beside others, some of them are cut
+    assert (
+        share_changed(lens, short * 2, compare(engine, lens, short * 2, plan)) > 1 / 6
+    )  # beside others, some of them are cut
 
 
 def test_a_probe_in_a_later_layer_steers_what_is_generated_after_it(engine, lens, vector):
@@ -410,13 +410,13 @@ def test_positions_by_generated_tokens_with_every_form(engine, lens, vector, gen
     rows += [(prompt, None) for prompt in PROMPTS[:3]]
     prompts, plans = zip(*rows, strict=True)
     engine.llm.reset_prefix_cache()
-    assert compare(engine, lens, prompts, list(plans), n_tokens=10, cached=False) > 1 / 3
-    compare(engine, lens, prompts[::-1], list(plans[::-1]), n_tokens=10)  # warm, in another order
+    scores = compare(engine, lens, prompts, list(plans), n_tokens=10, cached=False, again=True)
+    assert share_changed(lens, prompts, scores) > 1 / 3
 
 
 @pytest.mark.filterwarnings("ignore:.*selects no token")
 def test_scoring_edits_what_generation_edited(engine, lens, vector, generated):
-    pairs = itertools.product(by_tokens(lens, generated, vector).values(), PROMPTS[:3])
+    pairs = itertools.product(by_tokens(lens, generated, vector).values(), PROMPTS[1:3])
     asked, plans = zip(*((p, sl.Plan(sl.add(vector(1), coef=1.5, where=make(p)))) for make, p in pairs), strict=True)
     for one in (engine, lens):
         rows = one.generate(asked, plan=list(plans), policy=GREEDY, max_new_tokens=10)
@@ -455,4 +455,5 @@ def test_sets_of_tokens_that_cannot_be_followed_are_refused_by_name(engine, vect
     with pytest.raises(sl.PlanError, match=words):
         engine.generate(PROMPTS[:1], plan=sl.Plan(sl.add(vector(2), coef=1.0, where=where)), max_new_tokens=2)
     if "names token" not in words:  # the same sets are fine where all their tokens are known
-        engine.generate(PROMPTS[:1], plan=sl.Plan(sl.add(vector(2), coef=1.0, where=w.prompt() & where)))
+        inside = sl.Plan(sl.add(vector(2), coef=1.0, where=w.prompt() & where))
+        engine.generate(PROMPTS[:1], plan=inside, max_new_tokens=2)

@@ -155,7 +155,7 @@ def test_preempted_requests_are_edited_as_if_they_had_not_been(engine, plans, by
     prompts = [[token + k for token in OTHER[: len(OTHER) - 3 * k]] for k in range(8)]
     names = ("all", "plain", "default", "between", "fading", "asked", "between", "after")
     chosen = [{**plans, **by_tokens}[name] for name in names]
-    options = {"policy": sl.SamplingPolicy(temperature=1.0), "seed": list(range(8)), "max_new_tokens": 120}
+    options = {"policy": sl.SamplingPolicy(temperature=1.0), "seed": list(range(8)), "max_new_tokens": 72}
     alone = []
     for first in range(0, 8, 3):  # for so many there is room
         engine.llm.reset_prefix_cache()

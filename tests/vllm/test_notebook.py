@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tests.vllm import forked
+from tests.vllm.conftest import OPTIONS
 
 nbclient = pytest.importorskip("nbclient", reason="notebooks are run with nbclient")
 nbformat = pytest.importorskip("nbformat", reason="notebooks are made with nbformat")
@@ -15,14 +16,13 @@ _START = """
 import os
 os.environ[{asked_by!r}] = str(os.getpid())
 import steerlab as sl
-engine = sl.VLLMEngine({path!r}, layers=[1], dtype="float32", enforce_eager=True, max_num_seqs=8, block_size=32)
+engine = sl.VLLMEngine({path!r}, layers=[1], **{options!r})
 """
 _CELLS = [_START, "print(len(engine.generate(['Two plus two'], max_new_tokens=8)))", "engine.close()"]
 
 
 def test_a_notebook_shows_its_own_output(tiny_path, monkeypatch, tmp_path):
     for name, value in {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "HF_HUB_OFFLINE": "1",
@@ -33,9 +33,8 @@ def test_a_notebook_shows_its_own_output(tiny_path, monkeypatch, tmp_path):
     }.items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.v4.new_notebook()
-    notebook.cells = [
-        nbformat.v4.new_code_cell(cell.format(path=str(tiny_path), asked_by=forked.ASKED_BY)) for cell in _CELLS
-    ]
+    named = {"path": str(tiny_path), "options": OPTIONS, "asked_by": forked.ASKED_BY}
+    notebook.cells = [nbformat.v4.new_code_cell(cell.format(**named)) for cell in _CELLS]
     nbclient.NotebookClient(notebook, timeout=500).execute(env=dict(os.environ))
     shown = [(k, output.get("text", str(output))) for k, cell in enumerate(notebook.cells) for output in cell.outputs]
     # tqdm's, without ipywidgets; and what is left of a bar, which a slow machine shows

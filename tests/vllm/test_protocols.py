@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import steerlab as sl
-from steerlab.protocols import caa, cast, iti, refusal, steerability
+from steerlab.protocols import Concept, axbench, caa, cast, iti, refusal, steerability
 from tests.experiment.data import TARGETS, TEXTS
 from tests.protocols.data import BEGUN, ITEMS, THINGS, TRUTH
 
@@ -92,3 +92,24 @@ def test_cast(lens, engine):
     assert steered.nunique() == 2
     assert by_arm.conditional[steered].to_numpy() == pytest.approx(by_arm.always[steered].to_numpy(), abs=1e-4)
     assert by_arm.conditional[~steered].to_numpy() == pytest.approx(by_arm.unsteered[~steered].to_numpy(), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:reft_r1. the held-out loss is")  # two steps teach little
+def test_axbench_is_the_same_on_both_engines(engine, lens, tmp_path):
+    asked = ["Where?", "Who?", "Why?"]
+    concept = Concept(
+        "joy", tuple((one, "a happy day") for one in asked), tuple((one, "the bread was stale") for one in asked)
+    )
+    options = {"layer": 1, "factors": [0.5, 1.0], "max_new_tokens": 4, "methods": ["prompting", "diff_mean", "reft_r1"]}
+    options |= {"training": {"steps": 2, "validation": 0.4}, "trainer": lens, "judge": engine}
+    runs = [sl.Experiment(name, one, root=tmp_path) for name, one in (("vllm", engine), ("lens", lens))]
+    ours, theirs = (
+        axbench(run, [concept], ["Two plus two equals four", "Nobody knew"], **options).rows for run in runs
+    )
+    assert ours.text.tolist() == theirs.text.tolist()
+    assert ours.score.tolist() == pytest.approx(theirs.score.tolist(), abs=1e-3)
+
+
+def test_a_dose_inside_a_layer_is_measured_there(engine, lens):
+    for site in ("attn_out", "resid_mid"):
+        assert engine.median_norm(1, site) == pytest.approx(lens.median_norm(1, site), rel=1e-4)
