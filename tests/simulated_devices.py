@@ -171,13 +171,19 @@ def _common_device(func: Any, operands: list[Tensor], simulated: list[SimTensor]
     return next(iter(devices), None) if simulated else None
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: Any) -> list[Any]:
     """What nested tuples, lists and dictionaries hold."""
-    if isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(item)
-    else:
-        yield value
+    found: list[Any] = []
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tuple | list):
+            waiting += item
+        elif isinstance(item, dict):
+            waiting += item.values()
+        else:
+            found.append(item)
+    return found
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:

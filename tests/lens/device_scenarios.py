@@ -72,11 +72,14 @@ class Models:
     def on_cpu(self, name: str) -> sl.LensEngine:
         return self._engine(name, self._plain(name))
 
-    @cache  # noqa: B019
     def spread(self, name: str, n_devices: int, *, accelerate: bool = False) -> sl.LensEngine:
         """The model on `sim:0` … in equal parts; with accelerate, its hooks move what a module needs, as they do when
         a model is loaded with a device map.
         """
+        return self._spread(name, n_devices, accelerate)
+
+    @cache  # noqa: B019
+    def _spread(self, name: str, n_devices: int, accelerate: bool) -> sl.LensEngine:
         model = self._plain(name)
         device_map = device_map_of(model, n_devices)
         place(model, device_map)
@@ -241,22 +244,22 @@ def transfers_per_step(models: Models, log: list[Transfer]) -> Any:
     found = []
     for model, n_devices, kind, prompts in (
         ("llama", 2, "fast", PROMPTS),
-        ("llama", 3, "bridge", PROMPTS),
+        ("llama_6", 4, "bridge", PROMPTS),
         ("llama_6", 4, "fast", EQUAL),
-        ("llama_tied", 3, "fast", EQUAL),
+        ("llama_tied", 2, "fast", EQUAL),
         ("gpt2", 2, "fast", EQUAL),
         ("gpt2", 2, "bridge", EQUAL),
-        ("gemma3", 4, "fast", PROMPTS),
+        ("gemma3", 3, "fast", PROMPTS),
     ):
         engine = models.spread(model, n_devices)
         found.append(
             {"model": model, "n_devices": n_devices, "engine": kind, "padded": prompts is PROMPTS}
             | per_step(log, partial(steered_by, engine, kind, prompts))
         )
-    accelerated = models.spread("llama", 2, accelerate=True)
+    accelerated = models.spread("llama", 3, accelerate=True)
     return [
         *found,
-        {"model": "llama", "n_devices": 2, "engine": "bridge", "padded": True, "accelerate": True}
+        {"model": "llama", "n_devices": 3, "engine": "bridge", "padded": True, "accelerate": True}
         | per_step(log, partial(steered_by, accelerated, "bridge", PROMPTS)),
     ]
 
@@ -287,7 +290,7 @@ def transfers_of_prefill(models: Models, log: list[Transfer]) -> Any:
         ("llama_tied", "fast", False),
         ("llama_tied", "bridge", False),
     ):
-        engine = models.spread(model, 2, accelerate=accelerate)
+        engine = models.spread(model, 3 if accelerate else 2, accelerate=accelerate)
         engine.generate([[1]], plan=plan_on(engine, [3]), max_new_tokens=1)  # what is read once per model
         log.clear()
         engine.generate(prompts, plan=plan_on(engine, [3]), policy=GREEDY, max_new_tokens=1, engine=kind)

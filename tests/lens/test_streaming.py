@@ -20,9 +20,10 @@ def shadow_hooks(engine):
     ]
 
 
-@pytest.mark.parametrize("engine", ["auto", *ENGINES])
-@pytest.mark.parametrize("policy", [GREEDY, HOT])
-@pytest.mark.parametrize("steered", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "policy", "steered"),
+    [("auto", HOT, True), *((engine, *way) for engine in ENGINES for way in ((GREEDY, False), (HOT, True)))],
+)
 def test_the_pieces_joined_are_generates_text(tiny_engine, engine, policy, steered):
     _, lens = tiny_engine
     options = {"policy": policy, "max_new_tokens": 12, "seed": 3, "engine": engine}

@@ -27,6 +27,7 @@ from tests.models.tiny_gguf import write_gguf
 ALIAS = "smollm2-135m"
 ROOT = Path(__file__).parents[2]
 CONVERT = [sys.executable, "-m", "steerlab.models", ALIAS]
+LONG = ("tokens", "token_type", "merges")  # fields whose reading takes its time
 
 needs_package = pytest.mark.skipif(
     conversion.packaged_gguf() is None,
@@ -51,7 +52,7 @@ def model_directory(tmp_path) -> Path:
     return directory
 
 
-# --- the packaged file: converted once; killed, then two at a time, with a small file in its place ------------------
+# --- the packaged file, with a small one in its place: converted; killed, then two at a time ------------------------
 
 
 @pytest.fixture(scope="module")
@@ -87,33 +88,44 @@ def killed_then_converted(tmp_path_factory, small_package):
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory) -> Path:
-    """The packaged file's model."""
+def converted(tmp_path_factory, small_package) -> Path:
+    """The model of the small package's file."""
+    (file,) = small_package.glob("*/*.gguf")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEERLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("steerlab.models._resolver.packaged_gguf", lambda: file)
         model = resolve(ALIAS)
     assert model.source == "package"
     return model.path
 
 
-@pytest.fixture(scope="module")
-def model_and_tokenizer(converted):
+def loaded(path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(converted)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), AutoTokenizer.from_pretrained(path)
 
 
-@pytest.fixture(scope="module")
-def packaged():
-    """The packaged file."""
-    return GGUFReader(conversion.packaged_gguf())
+def check_special_tokens(model, tokenizer, file):
+    """They and the template are the file's."""
+    fields = {name: field.contents() for name, field in file.fields.items() if not name.endswith(LONG)}
+    assert tokenizer.bos_token_id == fields["tokenizer.ggml.bos_token_id"]
+    assert tokenizer.eos_token_id == fields["tokenizer.ggml.eos_token_id"]
+    assert tokenizer.pad_token_id == fields["tokenizer.ggml.padding_token_id"]
+    assert tokenizer.chat_template == fields["tokenizer.chat_template"]
+    assert tokenizer.model_max_length == fields["llama.context_length"]
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.generation_config.do_sample in (None, False)
+    assert model.generation_config.top_k is None
 
 
-@pytest.fixture(scope="module")
-def gguf_fields(packaged):
-    long = ("tokens", "token_type", "merges")
-    return {name: field.contents() for name, field in packaged.fields.items() if not name.endswith(long)}
+def check_weights(directory, file, last_layer):
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+    names |= {f"blk.{layer}.ffn_down": f"model.layers.{layer}.mlp.down_proj" for layer in (0, last_layer)}
+    weights = load_file(directory / "model.safetensors")
+    tensors = {tensor.name: tensor for tensor in file.tensors}
+    for theirs, ours in names.items():
+        packed = tensors[f"{theirs}.weight"]
+        assert np.array_equal(dequantize(packed.data, packed.tensor_type), weights[f"{ours}.weight"].numpy()), ours
 
 
 @pytest.mark.slow
@@ -144,48 +156,37 @@ class TestConversion:
         assert model.revision.startswith("gguf-")
         assert prepare(ALIAS) == converted
 
-    def test_special_tokens_and_template_are_the_files(self, model_and_tokenizer, gguf_fields):
-        model, tokenizer = model_and_tokenizer
-        assert tokenizer.bos_token_id == gguf_fields["tokenizer.ggml.bos_token_id"]
-        assert tokenizer.eos_token_id == gguf_fields["tokenizer.ggml.eos_token_id"]
-        assert tokenizer.pad_token_id == gguf_fields["tokenizer.ggml.padding_token_id"]
-        assert tokenizer.chat_template == gguf_fields["tokenizer.chat_template"]
-        assert tokenizer.model_max_length == gguf_fields["llama.context_length"]
-        assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
-        assert model.generation_config.do_sample in (None, False)
-        assert model.generation_config.top_k is None
+    def test_what_is_written_is_the_files(self, converted, small_package):
+        file = GGUFReader(next(small_package.glob("*/*.gguf")))
+        model, tokenizer = loaded(converted)
+        check_special_tokens(model, tokenizer, file)
+        check_weights(converted, file, last_layer=3)
+        words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("x  12 y")
+        assert [word for word, _ in words] == ["x", "ĠĠ", "1", "2", "Ġy"]
 
-    def test_tokens_are_the_trained_ones(self, model_and_tokenizer):
-        _, tokenizer = model_and_tokenizer
-        pieces = tokenizer.convert_ids_to_tokens(tokenizer("x  12 y").input_ids)
-        assert pieces == ["x", "ĠĠ", "1", "2", "Ġy"]
-        assert tokenizer("The capital").input_ids[0] != tokenizer.bos_token_id
-        chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
-        assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n")
-
-    def test_weights_are_the_file_s(self, converted, packaged):
-        names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-        names |= {f"blk.{layer}.ffn_down": f"model.layers.{layer}.mlp.down_proj" for layer in (0, 29)}
-        weights = load_file(converted / "model.safetensors")
-        tensors = {tensor.name: tensor for tensor in packaged.tensors}
-        for theirs, ours in names.items():
-            packed = tensors[f"{theirs}.weight"]
-            assert np.array_equal(dequantize(packed.data, packed.tensor_type), weights[f"{ours}.weight"].numpy()), ours
-
-    def test_greedy_continuation(self, model_and_tokenizer):
-        model, tokenizer = model_and_tokenizer
-        ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
-        with torch.inference_mode():
-            out = model.generate(ids, max_new_tokens=2, do_sample=False)
-        assert tokenizer.decode(out[0, ids.shape[1] :]) == " Paris."
-
-    def test_a_damaged_copy_is_not_taken(self, converted, tmp_path, monkeypatch):
+    def test_a_damaged_copy_is_not_taken(self, converted, tmp_path):
         copy = tmp_path / "models" / converted.name
         shutil.copytree(converted, copy)
         assert conversion.read_marker(copy) is not None
         with (copy / "model.safetensors").open("r+b") as weights:
             weights.truncate(1000)
         assert conversion.read_marker(copy) is None
+
+    def test_the_prepared_model_is_the_packaged_one(self, smollm2_path):
+        file = GGUFReader(conversion.packaged_gguf())
+        model, tokenizer = loaded(smollm2_path)
+        check_special_tokens(model, tokenizer, file)
+        check_weights(smollm2_path, file, last_layer=29)
+        assert tokenizer.eos_token == "<|im_end|>"
+        pieces = tokenizer.convert_ids_to_tokens(tokenizer("x  12 y").input_ids)
+        assert pieces == ["x", "ĠĠ", "1", "2", "Ġy"]
+        assert tokenizer("The capital").input_ids[0] != tokenizer.bos_token_id
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+        assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n")
+        ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+        with torch.inference_mode():
+            out = model.generate(ids, max_new_tokens=2, do_sample=False)
+        assert tokenizer.decode(out[0, ids.shape[1] :]) == " Paris."
 
 
 # --- building under the lock ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ Q8, F32 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.F32
 
 
 def write_gguf(model: Path, file: Path) -> dict[str, np.ndarray]:
-    """Writes a Llama's directory as a GGUF file with matrices in Q8_0.
+    """Writes a Llama's directory, with its chat template, as a GGUF file with matrices in Q8_0.
 
     Returns:
         What the file's tensors are in float32, by their names in the directory.
@@ -72,3 +72,4 @@ def _add_tokenizer(writer: GGUFWriter, model: Path, config: dict) -> None:
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_pad_token_id(config["pad_token_id"])
+    writer.add_chat_template((model / "chat_template.jinja").read_text())

@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from hypothesis import event, given, reject
+from hypothesis import event, given, reject, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -85,6 +85,7 @@ bits = st.sampled_from(BITS)
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+@settings(max_examples=40)
 @given(parts=st.lists(bits, min_size=20, max_size=120), chunk=st.integers(1, 60))
 def test_pieces_are_the_tokens_of_the_whole(maker, parts, chunk):
     text = "x" + "".join(parts)

@@ -90,7 +90,7 @@ ROUNDING = 5e-5
 
 
 @pytest.mark.parametrize("steered", [False, True])
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_s11_order_batch_and_header_change_no_score(tiny_llama_engine, huggingface, steered, data):
     engine = tiny_llama_engine
