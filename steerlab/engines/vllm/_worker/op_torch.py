@@ -47,7 +47,7 @@ def _delta(
     x = stream.to(torch.float32)
     start = x.clone()
     slots, positions = table[:, SLOT].long(), table[:, POSITION]
-    for k in range(int(of.counts[slots].max())):
+    for k in range(max(of.counts[slots].tolist(), default=0)):
         on = (of.counts[slots] > k) & _acts(of.runs[slots, k], positions, table[:, ANSWERS])
         if bool(on.any()):
             on = _allowed(on, slots, k, of)
