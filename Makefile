@@ -51,9 +51,10 @@ test-legacy: base ## run hooked_generate on HookedTransformer, and SAELens, in a
 	@"$(PYTHON)" scripts/setup.py legacy-$(LEGACY)
 	STEERLAB_REQUIRE_LEGACY=1 .venv-legacy-$(LEGACY)/bin/python -m pytest tests/legacy -m legacy -W default
 
-docs: check-python ## run the notebooks and build the documentation into site/
+docs: check-python ## run the notebooks and the pages' code, and build the documentation into site/
 	@"$(PYTHON)" scripts/setup.py docs
 	@.venv/bin/python scripts/run_notebooks.py
+	STEERLAB_RUN_DOCS=1 .venv/bin/python -m pytest -q tests/docs/test_docs_code.py
 	.venv/bin/mkdocs build --strict
 
 check-pages: docs ## look at the documentation and a report in Chromium: nothing clipped, legible, nothing fetched

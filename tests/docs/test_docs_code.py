@@ -1,7 +1,8 @@
-"""The documentation's Python: every block is valid, and the blocks of the quick pages run in order."""
+"""The documentation's Python: every block is valid, and in `make docs` the blocks of the quick pages run in order."""
 
 import ast
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -136,6 +137,7 @@ def half_the_pairs(engine: sl.LensEngine, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("STEERLAB_RUN_DOCS" not in os.environ, reason="`make docs` runs the pages' code")
 @pytest.mark.usefixtures("loaded_once")
 @pytest.mark.parametrize("page", RUN)
 def test_page_runs(page: str, half_the_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_it_measures_report_and_frames(
     assert set(figures["reports"]) == {
         f"{kind}, {how}" for kind in ("HTML", "Markdown") for how in ("as measured", "from its directory")
     }
-    assert all(0 < one["seconds"] < 20 for one in figures["reports"].values())
+    assert all(0 < one["seconds"] for one in figures["reports"].values())
     assert figures["reading"]["frames"] == len(list((tmp_path / "runs" / "large").rglob("*.parquet")))
     assert figures["reading"]["rows"] > figures["rows"]
     assert "| HTML, as measured |" in capsys.readouterr().out
