@@ -230,6 +230,7 @@ class Environment:
             command = [str(uv), "pip", "install", *options, *arguments]
             if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env=environment).returncode == 0:
                 return True
+            say("uv failed (see above): pip tries, and may note conflicts that are left on purpose")
         return self.pip(*arguments, may_fail=may_fail)
 
     def pip(self, *arguments: str, may_fail: str = "") -> bool:

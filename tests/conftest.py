@@ -26,7 +26,7 @@ from tests.work_units import in_order_of_length, unit_of
 if TYPE_CHECKING:
     from steerlab.engines.lens import LensEngine
 
-settings.register_profile("steerlab", max_examples=50, deadline=None, derandomize=True)  # torch starts slowly
+settings.register_profile("steerlab", max_examples=50, deadline=None, derandomize=True)  # CI must repeat
 settings.load_profile("steerlab")
 
 

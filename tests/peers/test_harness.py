@@ -37,13 +37,6 @@ PAIRS = [
     (LONG, " and it would run again."),  # cut from the left
     ("naïve caf", "é"),
 ]
-COMMAND = """
-import functools, runpy
-import lm_eval.tasks
-lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
-runpy.run_module("steerlab.scoring.harness", run_name="__main__", alter_sys=True)
-"""
-"""`python -m steerlab.scoring.harness`, which would read the 14,000 files of the harness's own tasks first."""
 TEXTS = ["She opened the window.", "x", LONG, "Übung macht den Meister – naïve café, 東京, ✓."]
 
 
@@ -241,7 +234,7 @@ def test_from_the_command_line(tiny_llama_path, tasks, plan, tmp_path):
     edit.vector.save(tmp_path / "v.safetensors")
     folder, _ = tasks
     arguments = f"pretrained={tiny_llama_path},vector={tmp_path / 'v.safetensors'},coef=1.0"
-    command = [sys.executable, "-c", COMMAND, "--model", "steerlab", "--model_args", arguments]
+    command = [sys.executable, "-m", "steerlab.scoring.harness", "--model", "steerlab", "--model_args", arguments]
     command += ["--tasks", "local_choice", "--include_path", str(folder), "--output_path", str(tmp_path / "out")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"}

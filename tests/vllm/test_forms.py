@@ -329,9 +329,8 @@ def test_edits_before_the_position_that_answers_them(engine, lens, vector):
             engine.generate([PROMPTS[0], LONG], plan=plan, max_new_tokens=2)
     short = [prompt for prompt in PROMPTS if len(engine.tokenizer(prompt)["input_ids"]) <= 16]  # tokens of a pass
     assert 4 <= len(short) < len(PROMPTS)
-    assert (
-        share_changed(lens, short * 2, compare(engine, lens, short * 2, plan)) > 1 / 6
-    )  # beside others, some of them are cut
+    scores = compare(engine, lens, short * 2, plan)  # beside others, some of them are cut
+    assert share_changed(lens, short * 2, scores) > 1 / 6
 
 
 def test_a_probe_in_a_later_layer_steers_what_is_generated_after_it(engine, lens, vector):
