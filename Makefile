@@ -5,7 +5,6 @@
 SHELL := /bin/bash
 VLLM_COUNT := .vllm-tests-run
 PYTEST_ARGS ?=
-DEMO_ARGS ?=
 # Processes that share the tests; where PYTEST_ARGS names some tests, they run in this one (-n in PYTEST_ARGS wins).
 WORKERS ?= $(if $(findstring tests/,$(PYTEST_ARGS)),0,2)
 # The TransformerLens of `make test-legacy`; scripts/setup.py lists the versions.
@@ -31,7 +30,7 @@ setup: base ## set up everything for development: .venv with test tools and vLLM
 	@"$(PYTHON)" scripts/setup.py test
 
 demo: base ## run a real steering experiment on a small model and write its report
-	@.venv/bin/steerlab demo $(DEMO_ARGS)
+	@.venv/bin/steerlab demo
 
 test: setup ## run the whole test suite on two cores, vLLM tests included where vLLM can be installed
 	@rm -f $(VLLM_COUNT)
