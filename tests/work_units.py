@@ -49,11 +49,9 @@ SECONDS = {
     "tests/vllm/test_notebook.py": 25,
     "tests/vllm/test_parity.py": 29,
     "tests/vllm/test_families.py": 10,
-    "tests/sequences/test_vllm.py": 3,
     "tests/vllm/test_isolation.py": 10,
     "tests/vllm/test_non_finite.py": 12,
     "tests/vllm/test_engine.py": 13,
-    "tests/vllm/test_arrivals.py": 2,
 }
 """By file: about how long its unit takes; the others take a few seconds."""
 
