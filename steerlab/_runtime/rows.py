@@ -119,6 +119,12 @@ class Rows:
         )
         return rows
 
+    def under(self, run: PlanRun) -> "Rows":
+        """The same rows, to be continued under a plan that has left alone what ran so far."""
+        rows = copy.copy(self)
+        rows.run = run
+        return rows
+
     def narrow(self, kept: Int[Tensor, " rows"]) -> None:
         """Drops all rows but these."""
         chosen = kept.to(self.device)

@@ -6,7 +6,7 @@ families without such windows share. A plan must edit the prefix alike for every
 as they are, and receipts stay exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxtyping import Bool
@@ -16,27 +16,40 @@ from steerlab._runtime.families import CHECKED_FAMILIES
 from steerlab.core._text import common_prefix_length
 from steerlab.steering.operators._edit import Edit
 from steerlab.steering.plan import Plan
+from steerlab.steering.positions._by_tokens import by_tokens
 from steerlab.steering.positions._prompt_lookup import looks_at_prompts
 from steerlab.steering.positions._rows import RowPositions
 
 LEAST_PREFIX = 64  # tokens; below, one more pass costs more than it saves
 
 
-def shared_prefix(causal: Any, plan: Plan, contexts: Sequence[tuple[int, ...]]) -> int:
+def shared_prefix(causal: Any, plan: Plan, contexts: Sequence[tuple[int, ...]], own: int = 1) -> int:
     """How many leading tokens may run once for all of these contexts; 0 if they must run each by itself.
-
-    Every context keeps at least one token of its own, so that its last prediction comes from its own pass.
 
     Args:
         causal: the causal language model.
         plan: the plan that runs on all of them.
         contexts: different contexts, as token ids.
+        own: how many tokens every context keeps at least.
     """
     if len(contexts) < 2 or not _attends_by_position(causal.config.get_text_config()):
         return 0
     # what the first and the last in lexical order share, all share
-    length = min(common_prefix_length(min(contexts), max(contexts)), min(map(len, contexts)) - 1)
+    length = min(common_prefix_length(min(contexts), max(contexts)), min(map(len, contexts)) - own)
     return length if length >= LEAST_PREFIX and _edits_alike(plan, contexts, length) else 0
+
+
+def edits_from_the_last_token(plan: Plan, lengths: Collection[int]) -> bool:
+    """Whether a plan leaves all tokens of contexts before their last ones alone, whatever the tokens are.
+
+    Args:
+        plan: a plan; what its conditions read is left aside.
+        lengths: tokens of the contexts.
+    """
+    if looks_at_prompts(plan.sets) or by_tokens(plan.sets):
+        return False
+    rows = RowPositions.of_rows(list(lengths), list(lengths))  # they end together
+    return not any(bool(edit.selects(rows)[:, :-1].any()) for edit in plan)
 
 
 def _attends_by_position(config: Any) -> bool:

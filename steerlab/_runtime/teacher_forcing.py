@@ -11,9 +11,10 @@ from torch import Tensor
 
 from steerlab._runtime.backend import HookedModel
 from steerlab._runtime.capturing import plan_hooks
-from steerlab._runtime.growth import AnyRows, fresh_rows
-from steerlab._runtime.rows import left_padded, right_padded
-from steerlab._runtime.shared_prefix import shared_prefix
+from steerlab._runtime.contexts import Budget, Tokens, extend_in_blocks, prefix_row
+from steerlab._runtime.growth import AnyRows, fresh_rows, growth_of
+from steerlab._runtime.rows import Rows, right_padded
+from steerlab._runtime.shared_prefix import edits_from_the_last_token
 from steerlab.core._batching import batches_by_tokens
 from steerlab.core._not_finite_errors import not_finite
 from steerlab.core.errors import InputError, SteerlabError
@@ -26,42 +27,14 @@ from steerlab.steering.positions._prompt_lookup import PromptContent, looks_at_p
 Measures = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
 
 
-CACHED_PER_RUN = 2  # with 512-token contexts on a CPU faster than 1 and than 8: copies of the cache cost time as well
-
-
 @dataclass(frozen=True)
 class ForcedPair:
     """One context with one target, and where in the call it belongs."""
 
-    context_ids: tuple[int, ...]
-    target_ids: tuple[int, ...]
+    context_ids: Tokens
+    target_ids: Tokens
     prompt_index: int
     row_index: int
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much runs at once.
-
-    Attributes:
-        tokens: tokens per pass, padding included.
-        logit_bytes: bytes of float32 logits held at once.
-    """
-
-    tokens: int
-    logit_bytes: int = 256 << 20
-
-    def cost(self, n_run: int, n_cached: int) -> int:
-        """What a row takes of the tokens per pass: those it runs, and a share of the cache that it holds a copy of.
-
-        A cached token takes its keys and values only, less than the activations and attention scores of a token that
-        runs.
-        """
-        return n_run + n_cached // CACHED_PER_RUN
-
-    def logit_rows(self, d_vocab: int) -> int:
-        """How many rows of logits fit."""
-        return max(1, self.logit_bytes // (4 * d_vocab))
 
 
 class TeacherForcing:
@@ -101,84 +74,109 @@ class TeacherForcing:
 
     def run(self, pairs: Sequence[ForcedPair]) -> None:
         """Measures every pair; results are then in `values` (by row index) and `receipts`."""
-        contexts: dict[tuple[tuple[int, ...], int | None], list[ForcedPair]] = {}
-        by_prompt = looks_at_prompts(self.assigned.plan.sets)
+        if not pairs:
+            return
+        by_prompt, lead = looks_at_prompts(self.assigned.plan.sets), self._lead(pairs)
+        starts: dict[tuple[Tokens, int | None], list[ForcedPair]] = {}
         for pair in pairs:
-            contexts.setdefault((pair.context_ids, pair.prompt_index if by_prompt else None), []).append(pair)
+            tokens = pair.context_ids[: len(pair.context_ids) - lead]
+            starts.setdefault((tokens, pair.prompt_index if by_prompt else None), []).append(pair)
             self.values[pair.row_index] = {}
-        unique = [(context, sharing) for (context, _), sharing in contexts.items()]
-        prefix = self._prefix([context for context, _ in unique])
+        for nothing in [members for (tokens, _), members in starts.items() if not tokens]:
+            self._run_targets(self._fresh([nothing]), [(0, pair) for pair in nothing], lead)
+        unique = [(tokens, members) for (tokens, _), members in starts.items() if tokens]
+        contexts = [members[0].context_ids for _, members in unique]
+        prefix = prefix_row(self.model, self.assigned.plan, contexts, self.budget, own=1 + lead)
         done = 0 if prefix is None else prefix.n_tokens
-        costs = [self.budget.cost(len(context) - done, done) for context, _ in unique]
+        costs = [self.budget.cost(len(tokens) - done, done) for tokens, _ in unique]
         for batch in batches_by_tokens(costs, self.budget.tokens):
-            self._run_contexts([unique[i] for i in batch], prefix)
+            self._run_starts([unique[i] for i in batch], prefix, lead)
 
-    def _prefix(self, contexts: Sequence[tuple[int, ...]]) -> AnyRows | None:
-        """One row that holds the beginning of all contexts, if it may run once for all of them."""
-        length = shared_prefix(self.model.causal, self.assigned.plan, contexts)
-        if not length:
-            return None
-        run = PlanRun(self.assigned.plan, 1)
-        backend = self.model.exact_backend(plan_hooks(run))
-        prefix = fresh_rows(backend.model, run, [len(contexts[0])], "block")
-        with backend.attached(plan_hooks(run)):
-            self._extend_in_blocks(prefix, *left_padded([contexts[0][:length]]))
-        return prefix
+    def go_on(self, begun: Rows, pairs: Sequence[tuple[int, ForcedPair]]) -> None:
+        """Measures pairs whose contexts have run up to their last token, which this plan leaves alone until there.
 
-    def _run_contexts(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]], prefix: AnyRows | None) -> None:
-        contexts = [context for context, _ in batch]
-        rows = self._fresh(batch) if prefix is None else prefix.selected([0] * len(batch), [len(c) for c in contexts])
+        Args:
+            begun: rows that have run without a plan.
+            pairs: each pair with its row.
+        """
+        self.values.update({pair.row_index: {} for _, pair in pairs})
+        self._run_targets(begun.under(PlanRun(self.assigned.plan, begun.run.n_rows)), pairs, lead=1)
+
+    def _lead(self, pairs: Sequence[ForcedPair]) -> int:
+        """How many tokens of a context run with its targets: the last one, or none where a context must run whole.
+
+        That is so without a cache, and where a condition is answered at the last token and edits earlier ones.
+        """
+        plan = self.assigned.plan
+        model = self.model.exact_backend(plan_hooks(self._run_of(pairs[:1]))).model
+        whole = plan.conditions and not edits_from_the_last_token(plan, {len(pair.context_ids) for pair in pairs})
+        return 0 if whole or not growth_of(model).blocks else 1
+
+    def _run_starts(self, batch: list[tuple[Tokens, list[ForcedPair]]], prefix: AnyRows | None, lead: int) -> None:
+        """Runs contexts, all of each but its `lead` last tokens, and then their targets."""
+        lens = [len(members[0].context_ids) for _, members in batch]
+        rows = (
+            self._fresh([members for _, members in batch]) if prefix is None else prefix.selected([0] * len(lens), lens)
+        )
         done = 0 if prefix is None else prefix.n_tokens
         backend = self.model.exact_backend(plan_hooks(rows.run))
         with backend.attached(plan_hooks(rows.run)):
-            logits = self._extend_in_blocks(rows, *left_padded([context[done:] for context in contexts]))
-        first = [(pair, 0, row, pair.target_ids[0]) for row, (_, pairs) in enumerate(batch) for pair in pairs]
-        self._measure(first, logits)
-        self._run_targets(rows, [(row, pair) for row, (_, pairs) in enumerate(batch) for pair in pairs])
+            logits = extend_in_blocks(rows, [tokens[done:] for tokens, _ in batch], self.budget)
+        pairs = [(row, pair) for row, (_, members) in enumerate(batch) for pair in members]
+        if not lead:
+            self._measure([(pair, 0, row, pair.target_ids[0]) for row, pair in pairs], logits)
+        self._run_targets(rows, pairs, lead)
 
-    def _fresh(self, batch: list[tuple[tuple[int, ...], list[ForcedPair]]]) -> AnyRows:
-        """Rows for contexts that run from their first token."""
-        contents = [self.contents[pairs[0].prompt_index].before(context) for context, pairs in batch]
-        run = PlanRun(self.assigned.plan, len(batch), contents)
+    def _fresh(self, starts: Sequence[Sequence[ForcedPair]]) -> AnyRows:
+        """Rows that have not begun, one for the pairs of each start."""
+        firsts = [members[0] for members in starts]
+        run = self._run_of(firsts)
         backend = self.model.exact_backend(plan_hooks(run))
-        return fresh_rows(backend.model, run, [len(context) for context, _ in batch], "block")
+        return fresh_rows(backend.model, run, [len(pair.context_ids) for pair in firsts], "block")
 
-    def _extend_in_blocks(self, rows: AnyRows, ids: Tensor, valid: Tensor) -> Tensor:
-        """Runs long contexts block by block, so that attention scores stay small; logits of the last token."""
-        logits = None
-        width = max(1, self.budget.tokens // ids.shape[0])
-        for start in range(0, ids.shape[1], width):
-            logits = rows.extend(ids[:, start : start + width], valid[:, start : start + width], keep=1)
-        assert logits is not None
-        return logits[:, -1]
+    def _run_of(self, pairs: Sequence[ForcedPair]) -> PlanRun:
+        contents = [self.contents[pair.prompt_index].before(pair.context_ids) for pair in pairs]
+        return PlanRun(self.assigned.plan, len(pairs), contents)
 
-    def _run_targets(self, rows: AnyRows, pairs: list[tuple[int, ForcedPair]]) -> None:
-        """Continues each context by its targets; a target's last token drives nothing and is not run."""
-        short = [(row, pair) for row, pair in pairs if len(pair.target_ids) == 1]
-        long = [(row, pair) for row, pair in pairs if len(pair.target_ids) > 1]
-        if short:
-            self._finish(rows.run.continued([row for row, _ in short]), [pair for _, pair in short])
-        costs = [self.budget.cost(len(pair.target_ids), len(pair.context_ids)) for _, pair in long]
+    def _run_targets(self, rows: AnyRows, pairs: Sequence[tuple[int, ForcedPair]], lead: int) -> None:
+        """Continues rows by targets; a target's last token drives nothing and is not run.
+
+        Args:
+            rows: each has run a context, all of it but its `lead` last tokens.
+            pairs: each pair with its row. What drives several alike, such as targets of one token, runs once.
+            lead: 0 or 1.
+        """
+        runs: dict[tuple[int, Tokens], list[ForcedPair]] = {}
+        for row, pair in pairs:
+            driving = pair.context_ids[len(pair.context_ids) - lead :] + pair.target_ids[:-1]
+            runs.setdefault((row, driving), []).append(pair)
+        done = [(row, pair) for (row, driving), members in runs.items() for pair in members if not driving]
+        if done:
+            self._finish(rows.run.continued([row for row, _ in done]), [pair for _, pair in done])
+        ahead = [(row, driving, members) for (row, driving), members in runs.items() if driving]
+        costs = [self.budget.cost(len(driving), len(members[0].context_ids) - lead) for _, driving, members in ahead]
         for batch in batches_by_tokens(costs, self.budget.tokens):
-            self._run_target_batch(rows, [long[i] for i in batch])
+            self._run_target_batch(rows, [ahead[i] for i in batch], lead)
 
-    def _run_target_batch(self, rows: AnyRows, batch: list[tuple[int, ForcedPair]]) -> None:
-        chosen = rows.selected([row for row, _ in batch])
-        pairs = [pair for _, pair in batch]
-        ids, valid = right_padded([pair.target_ids[:-1] for pair in pairs])
-        width = max(1, self.logit_rows // len(pairs))
+    def _run_target_batch(self, rows: AnyRows, batch: list[tuple[int, Tokens, list[ForcedPair]]], lead: int) -> None:
+        chosen = rows.selected([row for row, _, _ in batch])
+        ids, valid = right_padded([driving for _, driving, _ in batch])
+        width = max(1, self.logit_rows // len(batch))
         backend = self.model.exact_backend(plan_hooks(chosen.run))
         with backend.attached(plan_hooks(chosen.run)):
             for start in range(0, ids.shape[1], width):
                 logits = chosen.extend(ids[:, start : start + width], valid[:, start : start + width])
                 n_pos = logits.shape[1]
+                first = start + 1 - lead
                 following = [
-                    (pair, start + 1 + offset, row * n_pos + offset, token)
-                    for row, pair in enumerate(pairs)
-                    for offset, token in enumerate(pair.target_ids[start + 1 : start + 1 + n_pos])
+                    (pair, first + offset, row * n_pos + offset, token)
+                    for row, (_, _, members) in enumerate(batch)
+                    for pair in members
+                    for offset, token in enumerate(pair.target_ids[first : first + n_pos])
                 ]
                 self._measure(following, logits.flatten(0, 1))
-        self._finish(chosen.run, pairs)
+        of = [row for row, (_, _, members) in enumerate(batch) for _ in members]
+        self._finish(chosen.run.continued(of), [pair for _, _, members in batch for pair in members])
 
     def _measure(self, entries: Sequence[tuple[ForcedPair, int, int, int]], logits: Tensor) -> None:
         """Applies the measures to (pair, place in its target, row of logits, token), many at a time.

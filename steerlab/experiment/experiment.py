@@ -339,7 +339,7 @@ class Experiment(Shown):
             max_ppl_ratio: doses that raise the perplexity of neutral text beyond this factor enter no fit.
             neutral: texts for that; shipped neutral prose by default.
             tokens_per_call: how many tokens of several arms go to the engine at once; a killed run loses at most one
-                call. By default an arm a call, and 200,000 tokens on vLLM.
+                call. By default eight arms a call, and 200,000 tokens on vLLM.
             smallest: the size of the smallest slope that matters, per unit of dose: a slope shown to be smaller is `no
                 effect`. By default what 95 % of the run's random directions stay below.
             adjust: how ranks are adjusted when several plans are tested on the items: `holm` (any false claim) or `fdr`

@@ -144,8 +144,8 @@ def test_targets_of_a_long_context_share_passes(tiny_llama_engine, monkeypatch):
         return extend(self, ids, valid, keep=keep)
 
     monkeypatch.setattr(Rows, "extend", watched)
-    tiny_llama_engine.score([[5] * 80], [[[6, 7, k] for k in range(10, 22)]])
-    assert seen == [(1, 80), *[(2, 2)] * 6]
+    tiny_llama_engine.score([[5] * 80], [[[6, k, 7] for k in range(10, 22)]])
+    assert seen == [(1, 79), *[(2, 3)] * 6]
 
 
 def test_float64_scores_padded_rows(tiny_llama_path):
@@ -156,3 +156,31 @@ def test_float64_scores_padded_rows(tiny_llama_path):
         alone = [engine.score([p], [t]).log_prob[0] for p, t in zip(prompts, targets, strict=True)]
         assert np.isfinite(engine.median_norm(1))
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-12)
+
+
+def test_targets_that_differ_in_their_last_token_share_a_row(tiny_engine, references, monkeypatch):
+    name, engine = tiny_engine
+    seen = []
+    extend = Rows.extend
+
+    def watched(self, ids, valid, *, keep=0):
+        seen.append(tuple(ids.shape))
+        return extend(self, ids, valid, keep=keep)
+
+    monkeypatch.setattr(Rows, "extend", watched)
+    targets = [[6, 7, 8], [6, 7, 9], [6], [9], [6, 7, 8]]
+    for where in (sl.where.last_prompt() | sl.where.generated(), sl.where.all()):
+        plan = sl.Plan(sl.add(random_vector(engine), coef=4.0, where=where))
+        found = engine.score([[5, 4, 3]], [targets], plan=plan)
+        assert [receipt.edits[0].edited for receipt in found.receipts] == [
+            len(target) + (2 if where == sl.where.all() else 0) for target in targets
+        ]
+        alone = [engine.score([[5, 4, 3]], [[target]], plan=plan)[0].token_log_probs for target in targets]
+        for one, other in zip(found, alone, strict=True):
+            assert one.token_log_probs == pytest.approx(other, abs=1e-5)
+    seen.clear()
+    found = engine.score([[5, 4, 3]], [targets])
+    assert seen == [(1, 2), (2, 3)]
+    for one, target in zip(found, targets, strict=True):
+        expected = plain_log_probs(references(name), [5, 4, 3], target)
+        assert one.token_log_probs == pytest.approx(expected, abs=1e-4)

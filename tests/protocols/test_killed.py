@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import steerlab as sl
+from steerlab.experiment._store import batches
 from steerlab.protocols import Concept, ProtocolResult, axbench, caa, cast, iti, refusal, steerability
 from tests.protocols.data import BEGUN, ITEMS, THINGS, TRUTH
 
@@ -47,7 +48,8 @@ RUNS: dict[str, Callable[[sl.Experiment], ProtocolResult]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_goes_on(name, tiny_llama_engine, tmp_path):
+def test_it_goes_on(name, tiny_llama_engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "PLANS_PER_CALL", 1)  # calls enough to be killed between them
     engine, run = tiny_llama_engine, RUNS[name]
     with sl.Experiment("whole", engine, root=tmp_path) as exp:
         whole = run(exp)

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from steerlab._runtime.capturing import HookPair, plan_hooks, whole_prompt_hooks
+from steerlab._runtime.contexts import Budget
 from steerlab._runtime.differentiable import DifferentiableScores
 from steerlab._runtime.encoding import Encoder
 from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.jobs import generation_jobs
 from steerlab._runtime.reference_norm import reference_windows
 from steerlab._runtime.rows import left_padded
-from steerlab._runtime.teacher_forcing import Budget, ForcedPair, Measures, TeacherForcing
+from steerlab._runtime.shared_beginnings import run_all
+from steerlab._runtime.teacher_forcing import ForcedPair, Measures, TeacherForcing
 from steerlab.core._arguments import explains_arguments
 from steerlab.core._batching import batches_by_tokens
 from steerlab.core._hook_points import HookPoint, read_point, resolve_layer, resolve_layers
@@ -345,15 +347,19 @@ class LensEngine(Shown):
             by_prompt.setdefault(i, []).append(ForcedPair(p.context_ids, p.target_ids, i, row))
         values: dict[int, dict[str, np.ndarray]] = {}
         receipts: list[Receipt] = []
+        model, budget = BridgedModel(self.model), Budget(self.batch_tokens)
         with progress(len(pairs), "score") as bar:
-            for assigned, members in group_by_plan(self._assign(plan, len(contents))):
-                budget = Budget(self.batch_tokens)
-                task = TeacherForcing(
-                    BridgedModel(self.model), assigned, measures, budget, self.info.d_vocab, bar.update, contents
+            tasks = [
+                (
+                    TeacherForcing(model, assigned, measures, budget, self.info.d_vocab, bar.update, contents),
+                    [pair for member in members for pair in by_prompt.get(member, ())],
                 )
-                task.run([pair for member in members for pair in by_prompt.get(member, ())])
-                values.update(task.values)
-                receipts += task.receipts
+                for assigned, members in group_by_plan(self._assign(plan, len(contents)))
+            ]
+            run_all(tasks)
+        for task, _ in tasks:
+            values.update(task.values)
+            receipts += task.receipts
         in_order = sorted(receipts, key=lambda receipt: receipt.row_index)
         return Measured([values[row] for row in range(len(pairs))], in_order)
 

@@ -8,6 +8,8 @@ from steerlab.core._text import encode_prompt
 from steerlab.core.engine import Engine
 
 TOKENS_PER_CALL = {"vllm": 200_000}
+PLANS_PER_CALL = 8
+"""Where no number of tokens is set: plans of a call share what none of them edits, and a killed run loses a call."""
 
 
 def row_tokens(engine: Engine, rows: Sequence[tuple[Any, Sequence[Any]] | list[Any]]) -> int:
@@ -22,9 +24,9 @@ def row_tokens(engine: Engine, rows: Sequence[tuple[Any, Sequence[Any]] | list[A
 
 
 def tokens_per_call_of(backend: str, asked: int | None = None) -> int | None:
-    """How many tokens of several plans go to an engine at once; None for one plan a call.
+    """How many tokens of several plans go to an engine at once; None for `PLANS_PER_CALL` plans.
 
-    vLLM schedules what it is given together; the lens engine runs one plan at a time whatever it is given.
+    vLLM schedules what it is given together. Other engines run one plan after the other.
 
     Raises:
         InputError: for a budget that is no integer of at least 1.
@@ -35,7 +37,7 @@ def tokens_per_call_of(backend: str, asked: int | None = None) -> int | None:
 
 
 def batch_plans(plans: Sequence[Any], tokens_each: int, tokens_per_call: int | None) -> Iterator[list[Any]]:
-    """Plans in batches of at most so many tokens, each of at least one plan; None puts each in a call of its own."""
-    size = 1 if tokens_per_call is None else max(1, tokens_per_call // max(1, tokens_each))
+    """Plans in batches of at most so many tokens, each of at least one plan; None makes batches of `PLANS_PER_CALL`."""
+    size = PLANS_PER_CALL if tokens_per_call is None else max(1, tokens_per_call // max(1, tokens_each))
     for start in range(0, len(plans), size):
         yield list(plans[start : start + size])
