@@ -22,6 +22,7 @@ from hooked_generation import SHAPES, machine, plain_model, timed, word_tokenize
 
 import steerlab as sl
 from steerlab._runtime import shared_beginnings
+from steerlab._runtime.teacher_forcing import TeacherForcing
 from steerlab.core._files import write_atomic
 
 
@@ -83,7 +84,9 @@ def measure(
         return engine.score(prompts * len(given), targets * len(given), plan=assigned).log_prob.tolist()
 
     def whole(given: list[sl.Plan | None]) -> list[float]:
-        with mock.patch.object(shared_beginnings, "edits_from_the_last_token", return_value=False):
+        by_itself = mock.patch.object(shared_beginnings, "edits_from_the_last_token", return_value=False)
+        in_one_pass = mock.patch.object(TeacherForcing, "_lead", return_value=0)
+        with by_itself, in_one_pass:
             return score(given)
 
     ways: dict[str, Callable[[], list[float]]] = {
