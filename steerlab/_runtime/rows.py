@@ -106,7 +106,7 @@ class Rows:
 
         Args:
             index: for each new row, the row of these it continues.
-            prompt_lens: prompt length of each new row; by default that of the row it continues, which a GPU has to tell.
+            prompt_lens: prompt length of each new row; by default that of the row it continues (which waits for a GPU).
         """
         chosen = placed(torch.tensor(list(index)), self.device)
         lens = self.prompt_lens[chosen].tolist() if prompt_lens is None else prompt_lens

@@ -1,9 +1,9 @@
-"""Many plans on the same prompts: what none of them edits runs once.
+"""Several plans on the same prompts: what none of them edits runs once.
 
 By default a plan begins at a prompt's last token, so the many doses and directions of an effect would run the same
 tokens over and over. Instead, every context runs up to its last token without a plan, and each plan that leaves these
-tokens alone goes on from there. A plan by itself runs in the same two steps on the same rows: its numbers do not depend
-on the other plans of a call.
+tokens alone goes on from there. The others run in the same two steps by themselves: rounding is the same for all, and
+no plan's numbers depend on what else a call holds.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,16 @@ from steerlab.steering.plan import Plan
 Task = tuple[TeacherForcing, Sequence[ForcedPair]]
 
 
-def run_all(tasks: Sequence[Task]) -> None:
+def run_together(tasks: Sequence[Task]) -> None:
     """Measures the pairs of every task; the tasks are those of one call on one model."""
     together: dict[tuple[Tokens, ...], list[Task]] = {}
     for task, pairs in tasks:
-        begun = [pair for pair in pairs if len(pair.context_ids) > 1]
-        if not begun or not _can_go_on(task, begun):
-            task.run(pairs)
+        plan, begun = task.assigned.plan, [pair for pair in pairs if len(pair.context_ids) > 1]
+        lead = 0 if plan.conditions or not growth_of(task.model.exact_backend([]).model).blocks else 1
+        if not lead or not begun or not _can_go_on(task, begun):
+            task.run(pairs, lead)
             continue
-        task.run([pair for pair in pairs if len(pair.context_ids) == 1])
+        task.run([pair for pair in pairs if len(pair.context_ids) == 1], lead)
         together.setdefault(tuple(dict.fromkeys(_beginning(pair) for pair in begun)), []).append((task, begun))
     for beginnings, sharing in together.items():
         _run_sharing(beginnings, sharing)
@@ -43,13 +44,9 @@ def _beginning(pair: ForcedPair) -> Tokens:
 def _can_go_on(task: TeacherForcing, pairs: Sequence[ForcedPair]) -> bool:
     """Whether a task's rows can continue ones that ran without its plan."""
     plan, model = task.assigned.plan, task.model
-    plain = model.exact_backend([]).model
-    return (
-        not plan.conditions
-        and edits_from_the_last_token(plan, {len(pair.context_ids) for pair in pairs})
-        and model.exact_backend(plan_hooks(PlanRun(plan, 1))).model is plain
-        and growth_of(plain).blocks
-    )
+    if not edits_from_the_last_token(plan, {len(pair.context_ids) for pair in pairs}):
+        return False
+    return model.exact_backend(plan_hooks(PlanRun(plan, 1))).model is model.exact_backend([]).model
 
 
 def _run_sharing(beginnings: Sequence[Tokens], tasks: Sequence[Task]) -> None:

@@ -43,7 +43,7 @@ def edits_from_the_last_token(plan: Plan, lengths: Collection[int]) -> bool:
     """Whether a plan leaves all tokens of contexts before their last ones alone, whatever the tokens are.
 
     Args:
-        plan: a plan; what its conditions read is left aside.
+        plan: a plan without conditions.
         lengths: tokens of the contexts.
     """
     if looks_at_prompts(plan.sets) or by_tokens(plan.sets):

@@ -12,9 +12,8 @@ from torch import Tensor
 from steerlab._runtime.backend import HookedModel
 from steerlab._runtime.capturing import plan_hooks
 from steerlab._runtime.contexts import Budget, Tokens, extend_in_blocks, prefix_row
-from steerlab._runtime.growth import AnyRows, fresh_rows, growth_of
+from steerlab._runtime.growth import AnyRows, fresh_rows
 from steerlab._runtime.rows import Rows, placed, right_padded
-from steerlab._runtime.shared_prefix import edits_from_the_last_token
 from steerlab.core._batching import batches_by_tokens
 from steerlab.core._not_finite_errors import not_finite
 from steerlab.core.errors import InputError, SteerlabError
@@ -72,11 +71,15 @@ class TeacherForcing:
         self.n_measured: Counter[int] = Counter()
         self.receipts: list[Receipt] = []
 
-    def run(self, pairs: Sequence[ForcedPair]) -> None:
-        """Measures every pair; results are then in `values` (by row index) and `receipts`."""
-        if not pairs:
-            return
-        by_prompt, lead = looks_at_prompts(self.assigned.plan.sets), self._lead(pairs)
+    def run(self, pairs: Sequence[ForcedPair], lead: int = 0) -> None:
+        """Measures every pair; results are then in `values` (by row index) and `receipts`.
+
+        Args:
+            pairs: the pairs.
+            lead: how many tokens of each context run with its targets, 0 or 1. Conditions may need 0: what they read at
+                a context's last token must be known before its targets run.
+        """
+        by_prompt = looks_at_prompts(self.assigned.plan.sets)
         starts: dict[tuple[Tokens, int | None], list[ForcedPair]] = {}
         for pair in pairs:
             tokens = pair.context_ids[: len(pair.context_ids) - lead]
@@ -102,16 +105,6 @@ class TeacherForcing:
         self.values.update({pair.row_index: {} for _, pair in pairs})
         self._run_targets(begun.under(PlanRun(self.assigned.plan, begun.run.n_rows)), pairs, lead=1)
 
-    def _lead(self, pairs: Sequence[ForcedPair]) -> int:
-        """How many tokens of a context run with its targets: the last one, or none where a context must run whole.
-
-        That is so without a cache, and where a condition is answered at the last token and edits earlier ones.
-        """
-        plan = self.assigned.plan
-        model = self.model.exact_backend(plan_hooks(self._run_of(pairs[:1]))).model
-        whole = plan.conditions and not edits_from_the_last_token(plan, {len(pair.context_ids) for pair in pairs})
-        return 0 if whole or not growth_of(model).blocks else 1
-
     def _run_starts(self, batch: list[tuple[Tokens, list[ForcedPair]]], prefix: AnyRows | None, lead: int) -> None:
         """Runs contexts, all of each but its `lead` last tokens, and then their targets."""
         lens = [len(members[0].context_ids) for _, members in batch]
@@ -130,13 +123,10 @@ class TeacherForcing:
     def _fresh(self, starts: Sequence[Sequence[ForcedPair]]) -> AnyRows:
         """Rows that have not begun, one for the pairs of each start."""
         firsts = [members[0] for members in starts]
-        run = self._run_of(firsts)
+        contents = [self.contents[pair.prompt_index].before(pair.context_ids) for pair in firsts]
+        run = PlanRun(self.assigned.plan, len(firsts), contents)
         backend = self.model.exact_backend(plan_hooks(run))
         return fresh_rows(backend.model, run, [len(pair.context_ids) for pair in firsts], "block")
-
-    def _run_of(self, pairs: Sequence[ForcedPair]) -> PlanRun:
-        contents = [self.contents[pair.prompt_index].before(pair.context_ids) for pair in pairs]
-        return PlanRun(self.assigned.plan, len(pairs), contents)
 
     def _run_targets(self, rows: AnyRows, pairs: Sequence[tuple[int, ForcedPair]], lead: int) -> None:
         """Continues rows by targets; a target's last token drives nothing and is not run.

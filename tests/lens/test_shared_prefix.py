@@ -100,8 +100,8 @@ def test_models_that_count_cache_slots_never_share(config):
 def test_the_header_runs_once(tiny_llama_engine, monkeypatch):
     seen = passes(monkeypatch)
     tiny_llama_engine.score(CONTEXTS, TARGETS)
-    assert seen[:2] == [(1, 69), (4, 20)]  # up to the token before each context's last one
-    assert all(width <= 4 for _, width in seen[2:])
+    assert seen[:2] == [(1, 70), (4, 20)]
+    assert all(width <= 3 for _, width in seen[2:])
 
 
 @pytest.mark.parametrize("budget", [4096, 100, 40])
@@ -120,11 +120,11 @@ def test_steered_scores_and_receipts_are_those_of_contexts_run_by_themselves(tin
     plan = strong_plan(engine, where=where)
     seen = passes(monkeypatch)
     found, receipts = engine.score(CONTEXTS, TARGETS, plan=plan), engine.receipts
-    assert seen[0] == (1, 69)
+    assert seen[0] == (1, 70)
     forbid(monkeypatch)
     seen.clear()
     expected = engine.score(CONTEXTS, TARGETS, plan=plan)
-    assert seen[0] == (4, 89)
+    assert seen[0] == (4, 90)
     assert np.allclose(found.log_prob, expected.log_prob, atol=1e-5)
     for ours, theirs in zip(receipts, engine.receipts, strict=True):
         (a,), (b,) = ours.edits, theirs.edits
@@ -137,19 +137,22 @@ def test_steered_scores_and_receipts_are_those_of_contexts_run_by_themselves(tin
         assert a.mean_relative_change == pytest.approx(b.mean_relative_change, rel=1e-4)
 
 
+@pytest.mark.parametrize("in_a_list", [False, True])
 @pytest.mark.parametrize("place", [-3, -4, 69])
-def test_positions_from_the_end_reach_into_the_header(tiny_engine, place, monkeypatch):
+def test_positions_from_the_end_reach_into_the_header(tiny_engine, place, in_a_list, monkeypatch):
     _, engine = tiny_engine
-    plan = strong_plan(engine, where=sl.where.index(place))
-    contexts = [[*HEADER, k, 5 - k] for k in range(4)]
+    contexts, targets = [[*HEADER, k, 5 - k] for k in range(4)], [[[11, 12]]] * 4
+
+    def score(where):
+        plan = strong_plan(engine, where=sl.where.index(where))
+        return engine.score(contexts, targets, plan=[plan] * 4 if in_a_list else plan).log_prob
+
     seen = passes(monkeypatch)
-    found = engine.score(contexts, [[[11, 12]]] * 4, plan=plan)
+    found, other = score(place), score(place - 1)
     assert seen[0] == (1, 70)
     forbid(monkeypatch)
-    expected = engine.score(contexts, [[[11, 12]]] * 4, plan=plan)
-    assert np.allclose(found.log_prob, expected.log_prob, atol=1e-5)
-    other = engine.score(contexts, [[[11, 12]]] * 4, plan=strong_plan(engine, where=sl.where.index(place - 1)))
-    assert not np.allclose(found.log_prob, other.log_prob, atol=1e-4)
+    assert np.allclose(found, score(place), atol=1e-5)
+    assert not np.allclose(found, other, atol=1e-4)
 
 
 def test_plans_of_one_call_share_by_themselves(tiny_llama_engine):

@@ -145,7 +145,7 @@ def test_targets_of_a_long_context_share_passes(tiny_llama_engine, monkeypatch):
 
     monkeypatch.setattr(Rows, "extend", watched)
     tiny_llama_engine.score([[5] * 80], [[[6, k, 7] for k in range(10, 22)]])
-    assert seen == [(1, 79), *[(2, 3)] * 6]
+    assert seen == [(1, 80), *[(2, 2)] * 6]
 
 
 def test_float64_scores_padded_rows(tiny_llama_path):
@@ -158,7 +158,9 @@ def test_float64_scores_padded_rows(tiny_llama_path):
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-12)
 
 
-def test_targets_that_differ_in_their_last_token_share_a_row(tiny_engine, references, monkeypatch):
+@pytest.mark.parametrize("in_a_list", [False, True])
+@pytest.mark.parametrize("where", [sl.where.last_prompt() | sl.where.generated(), sl.where.all()], ids=str)
+def test_targets_that_differ_in_their_last_token_share_a_row(tiny_engine, where, in_a_list, references, monkeypatch):
     name, engine = tiny_engine
     seen = []
     extend = Rows.extend
@@ -168,19 +170,15 @@ def test_targets_that_differ_in_their_last_token_share_a_row(tiny_engine, refere
         return extend(self, ids, valid, keep=keep)
 
     monkeypatch.setattr(Rows, "extend", watched)
-    targets = [[6, 7, 8], [6, 7, 9], [6], [9], [6, 7, 8]]
-    for where in (sl.where.last_prompt() | sl.where.generated(), sl.where.all()):
-        plan = sl.Plan(sl.add(random_vector(engine), coef=4.0, where=where))
-        found = engine.score([[5, 4, 3]], [targets], plan=plan)
-        assert [receipt.edits[0].edited for receipt in found.receipts] == [
-            len(target) + (2 if where == sl.where.all() else 0) for target in targets
-        ]
-        alone = [engine.score([[5, 4, 3]], [[target]], plan=plan)[0].token_log_probs for target in targets]
-        for one, other in zip(found, alone, strict=True):
-            assert one.token_log_probs == pytest.approx(other, abs=1e-5)
-    seen.clear()
-    found = engine.score([[5, 4, 3]], [targets])
-    assert seen == [(1, 2), (2, 3)]
+    targets, context = [[6, 7, 8], [6, 7, 9], [6], [9], [6, 7, 8]], [5, 4, 3]
+    plain = engine.score([context], [targets], plan=[None] if in_a_list else None)
+    assert seen == ([(1, 2), (2, 3)] if in_a_list else [(1, 3), (1, 2)])
+    for one, target in zip(plain, targets, strict=True):
+        assert one.token_log_probs == pytest.approx(plain_log_probs(references(name), context, target), abs=1e-4)
+    plan = sl.Plan(sl.add(random_vector(engine), coef=4.0, where=where))
+    found = engine.score([context], [targets], plan=[plan] if in_a_list else plan)
+    before = 2 if where == sl.where.all() else 0
+    assert [receipt.edits[0].edited for receipt in found.receipts] == [before + len(target) for target in targets]
     for one, target in zip(found, targets, strict=True):
-        expected = plain_log_probs(references(name), [5, 4, 3], target)
-        assert one.token_log_probs == pytest.approx(expected, abs=1e-4)
+        alone = engine.score([context], [[target]], plan=plan)[0]
+        assert one.token_log_probs == pytest.approx(alone.token_log_probs, abs=1e-5)

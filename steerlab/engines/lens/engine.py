@@ -16,7 +16,7 @@ from steerlab._runtime.growth import fresh_rows
 from steerlab._runtime.jobs import generation_jobs
 from steerlab._runtime.reference_norm import reference_windows
 from steerlab._runtime.rows import left_padded
-from steerlab._runtime.shared_beginnings import run_all
+from steerlab._runtime.shared_beginnings import run_together
 from steerlab._runtime.teacher_forcing import ForcedPair, Measures, TeacherForcing
 from steerlab.core._arguments import explains_arguments
 from steerlab.core._batching import batches_by_tokens
@@ -280,7 +280,8 @@ class LensEngine(Shown):
         Args:
             prompts: strings, chat messages or token ids.
             targets: one list of strings (or lists of ids) per prompt.
-            plan: a plan, None, or a list with one per prompt.
+            plan: a plan, None, or a list with one per prompt. Plans in a list that are given the same prompts share
+                what none of them edits, by default all but a prompt's last token: it runs once.
             boundary: `joint` encodes prompt and target together, `separate` each alone.
             variants: prefixes; each makes a separate string of every target, e.g. ("", " ") scores "Paris" and
                 " Paris". Scores are in order of prompt, target, variant.
@@ -356,7 +357,11 @@ class LensEngine(Shown):
                 )
                 for assigned, members in group_by_plan(self._assign(plan, len(contents)))
             ]
-            run_all(tasks)
+            if isinstance(plan, list | tuple):
+                run_together(tasks)
+            else:
+                for task, its_pairs in tasks:
+                    task.run(its_pairs)
         for task, _ in tasks:
             values.update(task.values)
             receipts += task.receipts

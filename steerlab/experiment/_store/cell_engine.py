@@ -156,7 +156,7 @@ def score_rows_again(session: Session, stored: StoredCell) -> pd.DataFrame:
     plan_hash, rows = what.pop("plan"), session.inputs.data(what.pop("data"))
     plan = None if plan_hash is None else session.inputs.stored_plan(plan_hash)
     prompts, targets = [prompt for prompt, _ in rows], [row for _, row in rows]
-    again = score_frame(session.engine.score(prompts, targets, plan=plan, **what))
+    again = score_frame(session.engine.score(prompts, targets, plan=[plan] * len(prompts), **what))
     return again.drop(columns=again.columns.difference(stored.frame.columns))  # those that an earlier version kept
 
 
