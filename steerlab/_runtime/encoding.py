@@ -62,8 +62,13 @@ class Encoder:
         Raises:
             PromptError: if there are no prompts at all.
         """
-        chat = check_flag(chat, "chat")
-        return [self._encoded(prompt, chat, n_new, index) for index, prompt in enumerate(prompt_items(prompts))]
+        chat, texts, found = check_flag(chat, "chat"), {}, []
+        for index, prompt in enumerate(prompt_items(prompts)):
+            known = texts.get(prompt) if isinstance(prompt, str) else None
+            found.append(self._encoded(prompt, chat, n_new, index) if known is None else known)
+            if isinstance(prompt, str) and isinstance(found[-1], EncodedPrompt):
+                texts[prompt] = found[-1]
+        return found
 
     def _encoded(self, given: Any, chat: bool, n_new: int, index: int) -> EncodedPrompt | SteerlabError:
         try:

@@ -4,6 +4,7 @@ import logging
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from steerlab.core._numbers import check_flag
@@ -46,8 +47,10 @@ def encode_pairs(
     """
     prefixes = check_variants(variants)
     eos = _eos(tokenizer) if check_flag(score_eos, "score_eos") else ()
+    pair = partial(_pair, tokenizer, eos=eos, boundary=boundary, d_vocab=d_vocab)
+    once = cache(pair)  # of texts: the plans of a call share prompts and targets
     return [
-        (i, j, _pair(tokenizer, prompt, target, prefix, eos, boundary, d_vocab))
+        (i, j, once(prompt, target, prefix) if isinstance(target, str) else pair(prompt, target, prefix))
         for i, (prompt, row) in enumerate(zip(prompts, targets, strict=True))
         for j, target in enumerate(row)
         for prefix in prefixes
@@ -81,6 +84,7 @@ def _pair(
     prompt: EncodedPrompt,
     target: TargetLike,
     prefix: str,
+    *,
     eos: tuple[int, ...],
     boundary: Boundary,
     d_vocab: int,

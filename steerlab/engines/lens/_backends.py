@@ -7,7 +7,7 @@ where the residual stream and the two sublayers' outputs can still be hooked. Ho
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -296,3 +296,17 @@ class BridgedModel:
     def exact_backend(self, hooks: Sequence[HookPair]) -> Backend:
         """See `exact_backend`."""
         return exact_backend(self.bridge, hooks)
+
+
+@dataclass(frozen=True)
+class BridgedCall(BridgedModel):
+    """A TransformerBridge as one call sees it: the backend for the same hook points is looked for once."""
+
+    _found: dict[frozenset[str], Backend] = field(default_factory=dict, repr=False, compare=False)
+
+    def exact_backend(self, hooks: Sequence[HookPair]) -> Backend:
+        """See `exact_backend`."""
+        names = frozenset(name for name, _ in hooks)
+        if names not in self._found:
+            self._found[names] = super().exact_backend(hooks)
+        return self._found[names]

@@ -33,7 +33,7 @@ from steerlab.core.policy import SamplingPolicy
 from steerlab.core.receipts import Receipt, Receipts, warn_if_idle
 from steerlab.core.results import Activations, Generations, Measured, Score, Scores, check_pool
 from steerlab.display import Piece, Shown
-from steerlab.engines.lens._backends import BridgedModel, embedding_device, exact_backend, plain_model
+from steerlab.engines.lens._backends import BridgedCall, BridgedModel, embedding_device, exact_backend, plain_model
 from steerlab.engines.lens._capture_task import CaptureTask
 from steerlab.engines.lens._generating import GenerationTask, stop_rules
 from steerlab.engines.lens._heads import head_outputs
@@ -348,7 +348,7 @@ class LensEngine(Shown):
             by_prompt.setdefault(i, []).append(ForcedPair(p.context_ids, p.target_ids, i, row))
         values: dict[int, dict[str, np.ndarray]] = {}
         receipts: list[Receipt] = []
-        model, budget = BridgedModel(self.model), Budget(self.batch_tokens)
+        model, budget = BridgedCall(self.model), Budget(self.batch_tokens)
         with progress(len(pairs), "score") as bar:
             tasks = [
                 (
