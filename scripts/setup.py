@@ -54,7 +54,7 @@ UNWANTED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 # What pip may be told that uv is not told here: then pip installs.
 PIP_ALONE = {"no-index", "proxy", "trusted-host", "client-cert", "target", "prefix", "user"}
 
-# Half of what is installed, of which little is ever imported here; it is compiled when it is.
+# Of these little is ever imported here; what is gets compiled then.
 UNUSED = r"/(tests?|testing|models|types|anthropic|fontTools|numba|pip|pygments|rllib|sentry_sdk|serve|tune|wandb)/"
 
 UNASKED = {"DEBIAN_FRONTEND": "noninteractive"}
