@@ -70,12 +70,11 @@ def _begun(model: HookedModel, beginnings: Sequence[Tokens], prefix: AnyRows | N
     """Rows that have run these tokens, each all of a context but its last one."""
     backend = model.exact_backend([])
     lens = [len(tokens) + 1 for tokens in beginnings]
-    rows = (
-        Rows(backend.model, PlanRun(Plan(), len(lens)), lens)
-        if prefix is None
-        else prefix.selected([0] * len(lens), lens)
-    )
-    done = 0 if prefix is None else prefix.n_tokens
+    if prefix is None:
+        rows, done = Rows(backend.model, PlanRun(Plan(), len(lens)), lens), 0
+    else:
+        rows, done = prefix.selected([0] * len(lens), lens), prefix.n_tokens
+    assert isinstance(rows, Rows)  # which grow by blocks
     with backend.attached([]):
         extend_in_blocks(rows, [tokens[done:] for tokens in beginnings], budget)
     return rows
