@@ -80,10 +80,11 @@ class TeacherForcing:
                 a context's last token must be known before its targets run.
         """
         by_prompt = looks_at_prompts(self.assigned.plan.sets)
-        starts: dict[tuple[Tokens, int | None], list[ForcedPair]] = {}
+        starts: dict[tuple[Tokens, Any], list[ForcedPair]] = {}
         for pair in pairs:
             tokens = pair.context_ids[: len(pair.context_ids) - lead]
-            starts.setdefault((tokens, pair.prompt_index if by_prompt else None), []).append(pair)
+            content = (pair.prompt_index, pair.context_ids) if by_prompt else None
+            starts.setdefault((tokens, content), []).append(pair)
             self.values[pair.row_index] = {}
         for nothing in [members for (tokens, _), members in starts.items() if not tokens]:
             self._run_targets(self._fresh([nothing]), [(0, pair) for pair in nothing], lead)

@@ -133,6 +133,16 @@ def test_every_kind_of_cache(family, name):
         assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=1e-4)
 
 
+@pytest.mark.parametrize("targets", [[" !", "ble"], ["ble", " !"]], ids=str)
+def test_a_span_is_looked_for_in_every_context_of_a_prompt(tiny_gpt2_engine, targets):
+    """The second target merges with the whole prompt; of the contexts, one token each, only one holds the span."""
+    where = sl.where.span("a") | sl.where.generated()
+    plan = sl.Plan(sl.add(random_vector(tiny_gpt2_engine), coef=5.0, where=where))
+    for given in (plan, [plan]):
+        with pytest.raises(sl.PlanError, match="ends at the end of prompt 0"):
+            tiny_gpt2_engine.score(["a"], [targets], plan=given)
+
+
 def test_dose_zero_in_a_list_equals_no_plan_to_the_bit(tiny_engine):
     _, engine = tiny_engine
     plans = [plan.scaled(0) for plan in plans_of(engine).values() if plan is not None and not plan.conditions]
