@@ -1,7 +1,8 @@
 """From what a caller passes to the token ids of a batch, checked against the model's context."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from steerlab.core._encoded_pairs import encode_pairs
@@ -62,20 +63,22 @@ class Encoder:
         Raises:
             PromptError: if there are no prompts at all.
         """
-        chat, texts, found = check_flag(chat, "chat"), {}, []
-        for index, prompt in enumerate(prompt_items(prompts)):
-            known = texts.get(prompt) if isinstance(prompt, str) else None
-            found.append(self._encoded(prompt, chat, n_new, index) if known is None else known)
-            if isinstance(prompt, str) and isinstance(found[-1], EncodedPrompt):
-                texts[prompt] = found[-1]
-        return found
+        chat = check_flag(chat, "chat")
+        encode = partial(encode_prompt, self.tokenizer, chat=chat, d_vocab=self.info.d_vocab)
+        once = cache(encode)  # of texts: the plans of a call share prompts
+        return [
+            self._encoded(prompt, once if isinstance(prompt, str) else encode, n_new, index)
+            for index, prompt in enumerate(prompt_items(prompts))
+        ]
 
-    def _encoded(self, given: Any, chat: bool, n_new: int, index: int) -> EncodedPrompt | SteerlabError:
+    def _encoded(
+        self, given: Any, encode: Callable[[Any], EncodedPrompt], n_new: int, index: int
+    ) -> EncodedPrompt | SteerlabError:
         try:
             prompt = check_prompt(given, index)
             if self.tokenizer is None and not is_token_ids(prompt):
                 raise PromptError("This engine has no tokenizer (skip_tokenizer_init=True); pass token ids.")
-            encoded = encode_prompt(self.tokenizer, prompt, chat=chat, d_vocab=self.info.d_vocab)
+            encoded = encode(prompt)
             self._check_length(index, len(encoded.token_ids), "the prompt")
             self._check_length(index, len(encoded.token_ids) + n_new, "prompt and new tokens")
         except SteerlabError as error:

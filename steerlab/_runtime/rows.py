@@ -34,7 +34,7 @@ class Rows:
         self.model = model
         self.run = run
         self.device = model.get_input_embeddings().weight.device
-        self.prompt_lens: Int[Tensor, " batch"] = placed(torch.tensor(list(prompt_lens)), self.device)
+        self.prompt_lens: Int[Tensor, " batch"] = torch.tensor(list(prompt_lens), device=self.device)
         self.counts: Int[Tensor, " batch"] = torch.zeros_like(self.prompt_lens)
         self.cache: Any = None
         self._optional = optional_arguments(model, "position_ids", "logits_to_keep")
@@ -60,7 +60,7 @@ class Rows:
             keep: return the logits of this many last positions only; 0 returns all.
         """
         padded = not bool(valid.all())
-        ids, valid = placed(ids, self.device), placed(valid, self.device)
+        ids, valid = ids.to(self.device), valid.to(self.device)
         positions = self.counts[:, None] + valid.cumsum(dim=-1) - 1
         self._grow_mask(valid, padded)
         self.counts = self.counts + valid.sum(dim=-1)
@@ -68,7 +68,7 @@ class Rows:
 
     def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch 1 d_vocab"]:
         """Runs one token per row; a negative id means that the row has ended, and nothing is edited there."""
-        fed = placed(tokens, self.device)[:, None]
+        fed = tokens.to(self.device)[:, None]
         positions = self.counts[:, None]
         self._grow_mask(None, padded=False, width=1)
         self.counts = self.counts + 1
@@ -106,9 +106,9 @@ class Rows:
 
         Args:
             index: for each new row, the row of these it continues.
-            prompt_lens: prompt length of each new row; by default that of the row it continues (which waits for a GPU).
+            prompt_lens: prompt length of each new row; by default that of the row it continues.
         """
-        chosen = placed(torch.tensor(list(index)), self.device)
+        chosen = torch.tensor(list(index), device=self.device)
         lens = self.prompt_lens[chosen].tolist() if prompt_lens is None else prompt_lens
         rows = Rows(self.model, self.run.continued(index), lens)
         rows._take(self, chosen)
@@ -138,11 +138,6 @@ class Rows:
         self.counts = other.counts[chosen]
         self._mask = None if other._mask is None else other._mask[chosen]
         self.cache = None if other.cache is None else _select_cache(other.cache, chosen)
-
-
-def placed(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, for work that is queued there: the host does not wait until the device has come so far."""
-    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def left_padded(

@@ -13,7 +13,7 @@ from steerlab._runtime.backend import HookedModel
 from steerlab._runtime.capturing import plan_hooks
 from steerlab._runtime.contexts import Budget, Tokens, extend_in_blocks, prefix_row
 from steerlab._runtime.growth import AnyRows, fresh_rows
-from steerlab._runtime.rows import Rows, placed, right_padded
+from steerlab._runtime.rows import Rows, right_padded
 from steerlab.core._batching import batches_by_tokens
 from steerlab.core._not_finite_errors import not_finite
 from steerlab.core.errors import InputError, SteerlabError
@@ -86,8 +86,8 @@ class TeacherForcing:
             content = (pair.prompt_index, pair.context_ids) if by_prompt else None
             starts.setdefault((tokens, content), []).append(pair)
             self.values[pair.row_index] = {}
-        for nothing in [members for (tokens, _), members in starts.items() if not tokens]:
-            self._run_targets(self._fresh([nothing]), [(0, pair) for pair in nothing], lead)
+        for members in [members for (tokens, _), members in starts.items() if not tokens]:
+            self._run_targets(self._fresh([members]), [(0, pair) for pair in members], lead)
         unique = [(tokens, members) for (tokens, _), members in starts.items() if tokens]
         contexts = [members[0].context_ids for _, members in unique]
         prefix = prefix_row(self.model, self.assigned.plan, contexts, self.budget, own=1 + lead)
@@ -150,8 +150,7 @@ class TeacherForcing:
             self._run_target_batch(rows, [ahead[i] for i in batch], lead)
 
     def _run_target_batch(self, rows: AnyRows, batch: list[tuple[int, Tokens, list[ForcedPair]]], lead: int) -> None:
-        lens = [len(members[0].context_ids) for _, _, members in batch]
-        chosen = rows.selected([row for row, _, _ in batch], lens)
+        chosen = rows.selected([row for row, _, _ in batch])
         ids, valid = right_padded([driving for _, driving, _ in batch])
         width = max(1, self.logit_rows // len(batch))
         backend = self.model.exact_backend(plan_hooks(chosen.run))
@@ -177,8 +176,8 @@ class TeacherForcing:
         """
         for start in range(0, len(entries), self.logit_rows):
             part = entries[start : start + self.logit_rows]
-            chosen = logits[placed(torch.tensor([row for _, _, row, _ in part]), logits.device)]
-            tokens = placed(torch.tensor([token for _, _, _, token in part]), logits.device)
+            chosen = logits[torch.tensor([row for _, _, row, _ in part], device=logits.device)]
+            tokens = torch.tensor([token for _, _, _, token in part], device=logits.device)
             self._check_finite(chosen, [pair for pair, _, _, _ in part])
             for name, measure in self.measures.items():
                 found = as_values(name, measure(chosen, tokens), len(part))

@@ -3,6 +3,7 @@
 import torch
 
 import steerlab as sl
+from steerlab._runtime.rows import Rows
 
 PROMPTS = [
     "Hi",
@@ -35,6 +36,19 @@ def plain_log_probs(model, context, target):
         logits = model(ids, use_cache=False).logits[0].double().log_softmax(-1)
     start = len(context) - 1
     return [logits[start + k, token].item() for k, token in enumerate(target)]
+
+
+def passes(monkeypatch):
+    """The shape of every block of tokens that is run from now on."""
+    seen = []
+    extend = Rows.extend
+
+    def watched(self, ids, valid, *, keep=0):
+        seen.append(tuple(ids.shape))
+        return extend(self, ids, valid, keep=keep)
+
+    monkeypatch.setattr(Rows, "extend", watched)
+    return seen
 
 
 def all_hooks(bridge):

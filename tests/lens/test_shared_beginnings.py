@@ -1,9 +1,8 @@
 import pytest
 
 import steerlab as sl
-from steerlab._runtime.rows import Rows
 from steerlab._runtime.shared_prefix import edits_from_the_last_token
-from tests.lens.helpers import random_vector
+from tests.lens.helpers import passes, random_vector
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [3], [9, 8, 7, 6, 5, 2], list(range(20, 40))]
 TARGETS = [[[11, 12, 13], [14]], [[15, 16]], [[17]], [[18, 19], [20], [21]], [[22, 23]]]
@@ -38,19 +37,6 @@ def plans_of(engine):
 SHARING = ["nothing", "last", "last, two edits", "generated", "index −1", "schedule"]
 OTHERS = ["all", "the token before the last", "the fifth token", "condition"]
 OTHERS += ["condition, a later layer", "condition, all", "mask", "ids", "after a token"]
-
-
-def passes(monkeypatch):
-    """The shape of every block of tokens that is run."""
-    seen = []
-    extend = Rows.extend
-
-    def watched(self, ids, valid, *, keep=0):
-        seen.append(tuple(ids.shape))
-        return extend(self, ids, valid, keep=keep)
-
-    monkeypatch.setattr(Rows, "extend", watched)
-    return seen
 
 
 def test_which_plans_leave_the_beginning_alone(tiny_llama_engine):

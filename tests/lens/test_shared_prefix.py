@@ -6,26 +6,12 @@ import torch
 
 import steerlab as sl
 from steerlab._runtime import contexts as running
-from steerlab._runtime.rows import Rows
 from steerlab._runtime.shared_prefix import shared_prefix
-from tests.lens.helpers import plain_log_probs, random_vector, strong_plan
+from tests.lens.helpers import passes, plain_log_probs, random_vector, strong_plan
 
 HEADER = torch.randint(3, 380, (70,), generator=torch.Generator().manual_seed(0)).tolist()
 CONTEXTS = [[*HEADER, *tail] for tail in ([5], [9, 8, 7], [9, 8, 7, 6, 5, 4], list(range(20, 40)))]
 TARGETS = [[[11, 12, 13], [14]], [[15, 16]], [[17]], [[18, 19, 20, 21], [22, 23]]]
-
-
-def passes(monkeypatch):
-    """The shape of every block of tokens that is run."""
-    seen = []
-    extend = Rows.extend
-
-    def watched(self, ids, valid, *, keep=0):
-        seen.append(tuple(ids.shape))
-        return extend(self, ids, valid, keep=keep)
-
-    monkeypatch.setattr(Rows, "extend", watched)
-    return seen
 
 
 def length(engine, plan=None, contexts=CONTEXTS):

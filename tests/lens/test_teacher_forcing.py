@@ -3,8 +3,7 @@ import pytest
 
 import steerlab as sl
 from steerlab._runtime import teacher_forcing
-from steerlab._runtime.rows import Rows
-from tests.lens.helpers import PROMPTS, plain_log_probs, random_vector, strong_plan
+from tests.lens.helpers import PROMPTS, passes, plain_log_probs, random_vector, strong_plan
 
 TARGETS = [[" Paris", " London and"], [" four."], [" it was too hot"]]
 
@@ -136,14 +135,7 @@ def test_the_frame_has_a_row_per_pair(tiny_llama_engine):
 def test_targets_of_a_long_context_share_passes(tiny_llama_engine, monkeypatch):
     """What a row holds in the cache costs half of what it runs."""
     monkeypatch.setattr(tiny_llama_engine, "batch_tokens", 100)
-    seen = []
-    extend = Rows.extend
-
-    def watched(self, ids, valid, *, keep=0):
-        seen.append(tuple(ids.shape))
-        return extend(self, ids, valid, keep=keep)
-
-    monkeypatch.setattr(Rows, "extend", watched)
+    seen = passes(monkeypatch)
     tiny_llama_engine.score([[5] * 80], [[[6, k, 7] for k in range(10, 22)]])
     assert seen == [(1, 80), *[(2, 2)] * 6]
 
@@ -162,14 +154,7 @@ def test_float64_scores_padded_rows(tiny_llama_path):
 @pytest.mark.parametrize("where", [sl.where.last_prompt() | sl.where.generated(), sl.where.all()], ids=str)
 def test_targets_that_differ_in_their_last_token_share_a_row(tiny_engine, where, in_a_list, references, monkeypatch):
     name, engine = tiny_engine
-    seen = []
-    extend = Rows.extend
-
-    def watched(self, ids, valid, *, keep=0):
-        seen.append(tuple(ids.shape))
-        return extend(self, ids, valid, keep=keep)
-
-    monkeypatch.setattr(Rows, "extend", watched)
+    seen = passes(monkeypatch)
     targets, context = [[6, 7, 8], [6, 7, 9], [6], [9], [6, 7, 8]], [5, 4, 3]
     plain = engine.score([context], [targets], plan=[None] if in_a_list else None)
     assert seen == ([(1, 2), (2, 3)] if in_a_list else [(1, 3), (1, 2)])
